@@ -1,0 +1,63 @@
+"""``python -m scorer serve``: the scorer process.
+
+Exit codes: 0 drained after SIGTERM or SIGINT, 70 broken at run time (restart it), 73 another scorer holds the run directory,
+78 a setting or the engine's start check refuses (do not restart it).
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+
+from scorer import engines
+from scorer.broker import EXIT_REFUSED, EXIT_RUNNING, Broker
+from scorer.engines.base import StartRefused
+from shared import logs, settings
+from shared.rundir import RunDir, RunDirError, ScorerRunning
+from shared.settings import ScorerSettings, SettingsError
+
+__all__ = ["main", "serve"]
+
+
+def serve() -> int:
+    """Run the scorer until it is stopped; returns the exit code."""
+    try:
+        config = ScorerSettings.from_env()
+        run_dir = RunDir(config.run_dir)
+        logs.configure(config.log_format, config.log_level)
+        for name in settings.unknown_names():
+            logging.getLogger("scorer").warning("unknown setting", extra={"fields": {"name": name}})
+        lock = run_dir.lock_scorer()
+        engine = engines.create(config)
+    except (SettingsError, RunDirError, StartRefused) as error:
+        print(f"scorer: {error}", file=sys.stderr)
+        return EXIT_REFUSED
+    except ScorerRunning as error:
+        print(f"scorer: {error}", file=sys.stderr)
+        return EXIT_RUNNING
+    broker = Broker(config, run_dir, engine)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: broker.stop())
+    code = broker.run()
+    os.close(lock)
+    return code
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m scorer", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("serve", help="serve the web tier until SIGTERM")
+    parser.parse_args(argv)
+    return serve()
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The inference thread is a daemon that may sit inside a CUDA call; the interpreter's orderly exit would abort there.
+    os._exit(code)

@@ -1,0 +1,255 @@
+"""The broker: the scorer's main thread, between the web tier's sockets and the inference thread.
+
+The request-reply broker of the ZeroMQ guide, with one change: jobs wait in a queue of ours instead of a socket's buffer.
+So service is first in, first out; the queue can be counted; and status, a late start, a drain and a hang are all answered
+while a call runs, which a plain REP could not do (architecture.md §1.4).
+
+Only header frames are parsed here. Payload frames pass as they came, uncopied: nothing between two calls of the inference
+thread grows with the payload of a job that still waits.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import sys
+import time
+import uuid
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from scorer.engines.base import Engine
+from scorer.worker import LOADING, READY, Worker, pack_stamp
+from shared import jsonio, wire
+from shared.rundir import RunDir
+from shared.settings import ScorerSettings
+from shared.slots import SlotTable
+from shared.wire import Reply, Request
+
+__all__ = ["EXIT_BROKEN", "EXIT_DRAINED", "EXIT_REFUSED", "EXIT_RUNNING", "Broker"]
+
+# Exit codes: a supervisor restarts on EXIT_BROKEN and leaves the other three alone.
+EXIT_DRAINED = 0
+EXIT_BROKEN = 70  # sysexits EX_SOFTWARE
+EXIT_RUNNING = 73  # EX_CANTCREAT: another scorer has the run directory
+EXIT_REFUSED = 78  # EX_CONFIG
+
+_INPROC = "inproc://inference"
+_WAKE = "inproc://wake"
+_TICK_MS = 500
+_LINGER_MS = 2000
+
+_log = logging.getLogger("scorer.broker")
+
+
+@dataclass
+class _Waiting:
+    envelope: list[bytes]
+    header: bytes
+    payload: zmq.Frame
+    request: Request
+    arrived: float
+    deadline: float
+
+
+class Broker:
+    """One scorer process. ``settings`` and ``run_dir`` are checked; ``engine`` is created, not loaded.
+
+    The caller holds the run directory's scorer lock. :meth:`run` returns the exit code.
+    """
+
+    def __init__(self, settings: ScorerSettings, run_dir: RunDir, engine: Engine) -> None:
+        self._settings = settings
+        self._run_dir = run_dir
+        self._boot_id = uuid.uuid4().hex
+        self._started = time.monotonic()
+        self._queue: deque[_Waiting] = deque()
+        self._running: _Waiting | None = None
+        self._drain_until: float | None = None
+        self._bad_messages = 0
+        self._abandoned_replies = 0
+        # Two contexts: the network's can be terminated, which flushes the last replies, while the inference thread still
+        # holds a socket of the other one.
+        self._network: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._front = self._bind_front()
+        self._back = self._context.socket(zmq.DEALER)
+        self._back.linger = 0
+        self._back.bind(_INPROC)
+        self._wake_in = self._context.socket(zmq.PULL)
+        self._wake_in.bind(_WAKE)
+        # The table is opened without a size: the web tier, whichever tier starts first, sets it.
+        self._worker = Worker(self._context, _INPROC, engine, SlotTable(run_dir.slots), self._boot_id, self._wake)
+
+    def stop(self) -> None:
+        """Begin to drain. Safe in a signal handler: it only sets a time."""
+        if self._drain_until is None:
+            self._drain_until = time.monotonic() + self._settings.drain_s
+
+    def run(self) -> int:
+        """Serve until stopped or broken; returns the process's exit code. Ends the process itself when it hangs."""
+        self._worker.start()
+        poller = zmq.Poller()
+        for socket in (self._front, self._back, self._wake_in):
+            poller.register(socket, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll(_TICK_MS))
+            if self._wake_in in ready:
+                self._wake_in.recv()
+            if self._back in ready:
+                self._take_result()
+            if self._front in ready:
+                self._take_messages()
+            self._dispatch()
+            code = self._verdict()
+            if code is not None:
+                return self._close(code)
+
+    def _bind_front(self) -> zmq.Socket[bytes]:
+        socket = self._network.socket(zmq.ROUTER)
+        socket.linger = _LINGER_MS
+        # Without it a reply to a peer that left vanishes silently instead of being counted.
+        socket.router_mandatory = 1
+        socket.maxmsgsize = wire.MAX_PAYLOAD_BYTES
+        socket.rcvhwm = socket.sndhwm = 0
+        before = os.umask(0o177)
+        try:
+            socket.bind(self._run_dir.endpoint)
+        finally:
+            os.umask(before)
+        return socket
+
+    def _wake(self) -> None:
+        """Called by the inference thread: make the loop look at the snapshot now."""
+        with self._context.socket(zmq.PUSH) as socket:
+            socket.linger = 0
+            socket.connect(_WAKE)
+            socket.send(b"")
+
+    # -- messages ------------------------------------------------------------------------------------------------
+
+    def _take_messages(self) -> None:
+        """Everything that has arrived, so that the queue is in order of arrival and not of polling."""
+        while True:
+            try:
+                frames = self._front.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            # REQ's envelope: identity, empty, then our header and payload (a status request may leave the payload out).
+            if not 3 <= len(frames) <= 4 or len(frames[1]):
+                self._bad_messages += 1
+                continue
+            self._take([frames[0].bytes, b""], frames[2], frames[3] if len(frames) == 4 else None)
+
+    def _take(self, envelope: list[bytes], head: zmq.Frame, payload: zmq.Frame | None) -> None:
+        if len(head) > wire.MAX_HEADER_BYTES:
+            self._bad_messages += 1
+            return
+        header = head.bytes
+        try:
+            request = wire.decode_request(header)
+        except wire.WireError as error:
+            self._bad_messages += 1
+            version, job_id = wire.peek(header)
+            # A peer of another version gets an answer that names both; anything else gets one if it gave an id.
+            status = wire.UNAVAILABLE if version not in (None, wire.VERSION) else wire.BAD_MESSAGE
+            self._reply(envelope, Reply(job_id, self._boot_id, status, str(error)))
+            return
+        if request.op == "status":
+            self._reply(envelope, Reply(request.id, self._boot_id, wire.OK), jsonio.dumps(self._status()))
+        elif request.op != "predict" or payload is None or not _is_job_id(request.id):
+            self._bad_messages += 1
+            self._reply(envelope, Reply(request.id, self._boot_id, wire.BAD_MESSAGE, "unknown op, or no payload"))
+        elif self._worker.snapshot.state != READY or self._drain_until is not None:
+            self._refuse(envelope, request, wire.UNAVAILABLE, "draining" if self._drain_until is not None else LOADING)
+        elif request.boot_id != self._boot_id:
+            self._refuse(envelope, request, wire.STALE_BOOT, "")
+        else:
+            now = time.monotonic()
+            self._queue.append(_Waiting(envelope, header, payload, request, now, now + request.budget_ms / 1000))
+
+    def _dispatch(self) -> None:
+        if self._running is None and self._queue:
+            self._running = job = self._queue.popleft()
+            stamp = pack_stamp(job.arrived, job.deadline)
+            self._back.send_multipart([*job.envelope, job.header, job.payload, stamp], copy=False)
+
+    def _take_result(self) -> None:
+        frames = self._back.recv_multipart(copy=False)
+        self._running = None
+        self._send(frames)
+
+    def _refuse(self, envelope: list[bytes], request: Request, status: str, message: str) -> None:
+        self._reply(envelope, Reply(request.id, self._boot_id, status, message))
+
+    def _reply(self, envelope: list[bytes], reply: Reply, payload: bytes = b"") -> None:
+        self._send([*envelope, wire.encode_reply(reply), payload])
+
+    def _send(self, frames: Any) -> None:
+        try:
+            self._front.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError:
+            # The peer gave up and left (EHOSTUNREACH); its slot is its own affair.
+            self._abandoned_replies += 1
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def _status(self) -> dict[str, Any]:
+        """The payload of a status reply: numbers and names, no caller's text."""
+        snapshot = self._worker.snapshot
+        busy_since = snapshot.busy_since
+        state = "draining" if self._drain_until is not None else snapshot.state
+        return {
+            "state": state,
+            "engine": snapshot.info.to_json() if snapshot.info else None,
+            "queue_length": len(self._queue),
+            "busy_seconds": round(time.monotonic() - busy_since, 3) if busy_since is not None else 0.0,
+            "uptime_seconds": round(time.monotonic() - self._started, 3),
+            "memory": snapshot.memory,
+            "counters": {
+                **snapshot.counters, "bad_messages": self._bad_messages, "abandoned_replies": self._abandoned_replies,
+            },
+        }
+
+    def _verdict(self) -> int | None:
+        """The exit code when it is time to go."""
+        snapshot = self._worker.snapshot
+        if snapshot.refused is not None:
+            print(f"scorer: {snapshot.refused}", file=sys.stderr, flush=True)
+            return EXIT_REFUSED
+        if snapshot.broken is not None and self._running is None:
+            _log.critical("exiting to be replaced", extra={"fields": {"reason": snapshot.broken}})
+            return EXIT_BROKEN
+        if not self._worker.is_alive():
+            _log.critical("the inference thread is gone")
+            return EXIT_BROKEN
+        busy_since = snapshot.busy_since
+        if busy_since is not None and time.monotonic() - busy_since > self._settings.hang_s:
+            _log.critical("one job has run too long", extra={"fields": {"seconds": self._settings.hang_s}})
+            faulthandler.dump_traceback(all_threads=True)
+            # The inference thread cannot be stopped; nothing here may wait for it.
+            os._exit(EXIT_BROKEN)
+        if self._drain_until is not None:
+            idle = self._running is None and not self._queue
+            if idle or snapshot.state == LOADING or time.monotonic() > self._drain_until:
+                return EXIT_DRAINED
+        return None
+
+    def _close(self, code: int) -> int:
+        """Answer what still waits, unlink the socket and leave without waiting for the inference thread."""
+        for job in ([self._running] if self._running else []) + list(self._queue):
+            self._refuse(job.envelope, job.request, wire.UNAVAILABLE, "the scorer is stopping")
+        self._queue.clear()
+        self._run_dir.socket.unlink(missing_ok=True)
+        self._front.close()
+        self._network.term()  # waits until the last replies are out, at most the linger time
+        _log.info("stopped", extra={"fields": {"exit_code": code}})
+        return code
+
+
+def _is_job_id(text: str) -> bool:
+    return len(text) == 32 and all(ch in "0123456789abcdef" for ch in text)

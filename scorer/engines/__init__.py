@@ -1,0 +1,36 @@
+"""The engines. A new one is a module with a class of :class:`scorer.engines.base.Engine`'s shape, one line here, and its
+name in the ``ENGINE`` row of :data:`shared.settings.SETTINGS`."""
+
+from __future__ import annotations
+
+import importlib
+
+from scorer.engines.base import Engine, StartRefused
+from shared.settings import ScorerSettings
+
+__all__ = ["ENGINES", "create"]
+
+#: Imported only when chosen: an engine's libraries need not be installed for another one.
+ENGINES = {
+    "sparrow": "scorer.engines.sparrow:SparrowEngine",
+    "fake": "scorer.engines.fake:FakeEngine",
+}
+
+
+def create(settings: ScorerSettings) -> Engine:
+    """The engine that ``settings.engine`` names, not loaded yet.
+
+    Raises :class:`StartRefused` when there is none or a library it needs is missing.
+    """
+    try:
+        module, _, name = ENGINES[settings.engine].partition(":")
+        factory = getattr(importlib.import_module(module), name)
+    except KeyError:
+        raise StartRefused(f"INTERN_DECISION_ENGINE: this release has no engine {settings.engine!r}") from None
+    except ModuleNotFoundError as error:
+        raise StartRefused(
+            f"INTERN_DECISION_ENGINE={settings.engine} needs the package {error.name!r}: "
+            f"pip install 'intern-decision-serve[{settings.engine}]'"
+        ) from None
+    engine: Engine = factory(settings)
+    return engine

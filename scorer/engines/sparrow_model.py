@@ -1,0 +1,248 @@
+"""The model of the ``sparrow`` engine: its file, its tokens and its arithmetic, without questions or caches of them.
+
+The numbers are the package's own, bit for bit in the logits, because every float32 operation is the package's, in its order
+and on its shapes; only the work that does not depend on the state is done once and kept (:class:`Rows`), and no text is cut.
+Private names of the package are used, so :func:`load` insists on the one release they were read in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+from array import array
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import sparrow_decider  # type: ignore[import-untyped, unused-ignore]
+from sparrow_decider.engine import gelu  # type: ignore[import-untyped, unused-ignore]
+from sparrow_decider.static import KINDS, StaticModel  # type: ignore[import-untyped, unused-ignore]
+
+from scorer.engines.base import StartRefused
+
+__all__ = ["MODEL_NAME", "MODEL_SHA256", "PACKAGE_VERSION", "BoundedCache", "Floats", "Rows", "SparrowModel", "Words", "load"]
+
+PACKAGE_VERSION = "0.2.0"
+MODEL_NAME = "sparrow-nano-general-v1.1"
+MODEL_SHA256 = "d1d3ee04cdfa58f325bb7f06b701df92bc29a3debea59743bf14a7a6215ef2e3"
+MODEL_PATH = Path(sparrow_decider.__file__).parent / "models" / f"{MODEL_NAME}.sparrow"
+
+Floats = npt.NDArray[np.float32]
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+#: Blocks of features an option has: o, s*o, q*o, s*q*o, o - mean(o), (s - mean(o))*o; s is the state, q the question.
+_BLOCKS = 6
+#: Token ids travel as packed 16-bit numbers: joining the words of a text is then one call, and 4 times smaller in memory
+#: than a list. The vocabulary has 16,384 entries.
+_ID = "H"
+_ID_BYTES = array(_ID).itemsize
+
+_LOWER = bytes(range(256)).lower()
+_CONTROLS = bytes(code for code in [*range(32), 127] if code not in b"\t\n\r")
+_ASCII_WORDS = re.compile(r"[a-z0-9]+|[^a-z0-9\s]")
+# Not str.split: it would also split at control characters, which the package deletes, joining what is around them.
+_PIECES = re.compile(r"[^ \t\n\r]+")
+
+
+class BoundedCache(Generic[Key, Value]):
+    """A least-recently-used cache of at most ``entries`` entries and ``total`` bytes, as counted by whoever puts them in.
+
+    An entry of more than ``largest`` bytes is not kept at all. One thread only.
+    """
+
+    def __init__(self, entries: int, total: int, largest: int) -> None:
+        self._entries, self._total, self._largest = entries, total, largest
+        self._items: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def get(self, key: Key) -> Value | None:
+        """The value, now the most recently used, or None."""
+        item = self._items.get(key)
+        if item is None:
+            return None
+        self._items.move_to_end(key)
+        return item[0]
+
+    def put(self, key: Key, value: Value, size: int) -> None:
+        """Keep ``value``, counted as ``size`` bytes, and let the oldest go until all bounds hold."""
+        if size > self._largest:
+            return
+        self.bytes += size - self._items.pop(key, (None, 0))[1]
+        self._items[key] = (value, size)
+        while len(self._items) > self._entries or self.bytes > self._total:
+            self.bytes -= self._items.popitem(last=False)[1][1]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._items.clear()
+        self.bytes = 0
+
+
+class Words(dict[str, bytes]):
+    """Lower-case word to its packed WordPiece ids, worked out at the first use.
+
+    Words of more than 100 characters are one ``[UNK]`` each, as in the package, and are not kept; at ``most`` words the table
+    starts again from empty, so it stays under about 20 MB whatever callers send. It holds callers' words, in memory only.
+    """
+
+    def __init__(self, tokenizer: Any, most: int = 32768) -> None:
+        super().__init__()
+        self._vocab: dict[str, int] = tokenizer.vocab
+        self._unknown = array(_ID, [tokenizer.unk_id]).tobytes()
+        self._longest_word: int = tokenizer.max_chars
+        self._longest_piece = max(map(len, tokenizer.vocab))
+        self._most = most
+        self.bytes = 0
+
+    def __missing__(self, word: str) -> bytes:
+        if len(word) > self._longest_word:
+            return self._unknown
+        if len(self) >= self._most:
+            self.clear()
+            self.bytes = 0
+        ids = self[word] = self._word_piece(word)
+        self.bytes += sys.getsizeof(word) + sys.getsizeof(ids)
+        return ids
+
+    def _word_piece(self, word: str) -> bytes:
+        # Greedy longest match, as the package does it, but trying no piece longer than the longest there is: words of
+        # 99 letters (base64, hashes) take 80 us instead of 520.
+        ids, start, mark = [], 0, ""
+        while start < len(word):
+            for end in range(min(len(word), start + self._longest_piece), start, -1):
+                piece = self._vocab.get(mark + word[start:end])
+                if piece is not None:
+                    break
+            else:
+                return self._unknown
+            ids.append(piece)
+            start, mark = end, "##"
+        return array(_ID, ids).tobytes()
+
+
+class Rows(NamedTuple):
+    """What a question and its ``n`` options give the model, whatever the state.
+
+    ``template`` is (n, 6, D), with the blocks that depend on the state left at zero; ``options`` (n, D), ``centre`` (1, D) and
+    ``question`` (D,) are what fills them.
+    """
+
+    template: Floats
+    options: Floats
+    centre: Floats
+    question: Floats
+
+
+class SparrowModel:
+    """The package's static model, read from ``decider``."""
+
+    def __init__(self, decider: Any) -> None:
+        static = decider.static
+        self._tokenizer = static.tok
+        self.words = Words(static.tok)
+        # Dequantised once (8 MB): row by row these are the numbers that the package works out at each look-up.
+        self._table: Floats = static.emb[:]
+        self._weights: dict[str, Floats] = static.w
+        self.temperatures: dict[str, float] = {kind: float(static.cfg["temperature_by_kind"][kind]) for kind in KINDS}
+        self.dim = self._table.shape[1]
+
+    def encode(self, text: str) -> bytes:
+        """The token ids of the whole text, packed (:func:`count` of them); equal to the package's for any text."""
+        if text.isascii():
+            return self._encode_ascii(text)
+        # Lower-casing and decomposition look past a character, but never past a space, so the rare words that need the
+        # package's slow path can be cut out of a text of plain ones.
+        encoded = []
+        for plain, group in groupby(_PIECES.findall(text), str.isascii):
+            part = " ".join(group)
+            encoded.append(self._encode_ascii(part) if plain else self._encode_any(part))
+        return b"".join(encoded)
+
+    def _encode_ascii(self, text: str) -> bytes:
+        text = text.encode("ascii").translate(_LOWER, _CONTROLS).decode("ascii")
+        return b"".join(map(self.words.__getitem__, _ASCII_WORDS.findall(text)))
+
+    def _encode_any(self, text: str) -> bytes:
+        words = self._tokenizer.pretokenize(self._tokenizer.normalize(text))
+        return b"".join(map(self.words.__getitem__, words))
+
+    def pool(self, ids: bytes) -> Floats:
+        """The mean embedding, (D,), of packed token ids; that of ``[PAD]`` where there is none, as in the package."""
+        rows = np.frombuffer(ids, np.uint16) if ids else np.zeros(1, np.uint16)
+        mean: Floats = self._table.take(rows, axis=0).mean(0)
+        return mean
+
+    def state(self, ids: bytes) -> Floats:
+        """The unit vector, (D,), of a state's packed token ids."""
+        return _unit(self.pool(ids))
+
+    def rows(self, kind: str, instructions: Floats, options: Sequence[Floats]) -> Rows:
+        """Prepare a question of type ``kind`` from the pooled vectors, (D,), of its texts."""
+        question = _unit(instructions + self._weights["kind.weight"][KINDS[kind]])
+        units = _unit(np.stack(options))
+        centre: Floats = units.mean(0, keepdims=True)
+        template = np.zeros((len(options), _BLOCKS, self.dim), np.float32)
+        template[:, 0], template[:, 2], template[:, 4] = units, question * units, units - centre
+        return Rows(template, units, centre, question)
+
+    def rows_bytes(self, options: int) -> int:
+        """Memory of :meth:`rows`' result, in bytes."""
+        return 4 * self.dim * (options * (_BLOCKS + 1) + 2)
+
+    def logits(self, state: Floats, rows: Rows) -> list[float]:
+        """One logit an option, before temperature.
+
+        A question is one set of matrix products of its own: the last bits of a product depend on the shape of the matrices, so
+        questions scored together would answer otherwise than alone.
+        """
+        weights, options = self._weights, rows.options
+        features = rows.template.copy()
+        np.multiply(state, options, out=features[:, 1])
+        np.multiply(state * rows.question, options, out=features[:, 3])
+        np.multiply(state - rows.centre, options, out=features[:, 5])
+        hidden = gelu(features.reshape(len(options), -1) @ weights["mlp.0.weight"].T + weights["mlp.0.bias"])
+        hidden = gelu(hidden @ weights["mlp.2.weight"].T + weights["mlp.2.bias"])
+        logits: list[float] = (hidden @ weights["mlp.4.weight"].T + weights["mlp.4.bias"])[:, 0].tolist()
+        return logits
+
+
+def count(ids: bytes) -> int:
+    """Tokens in packed ids."""
+    return len(ids) // _ID_BYTES
+
+
+def load(path: Path = MODEL_PATH) -> Any:
+    """The package's ``Decider`` on its bundled model, wherever ``SPARROW_MODELS`` points.
+
+    Raises :class:`StartRefused` unless the package is the pinned release and the bytes that are loaded are the pinned ones.
+    """
+    if sparrow_decider.__version__ != PACKAGE_VERSION:
+        raise StartRefused(f"sparrow-decider: expected {PACKAGE_VERSION}, found {sparrow_decider.__version__}")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StartRefused(f"{path}: expected the model file, found: {error.strerror}") from None
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != MODEL_SHA256:
+        raise StartRefused(f"{path}: expected sha256 {MODEL_SHA256}, found {digest}")
+    # The package loads by path only; a file in memory makes it load the very bytes that were hashed.
+    descriptor = os.memfd_create(MODEL_NAME)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        return sparrow_decider.Decider.load(f"/proc/self/fd/{descriptor}")
+
+
+def _unit(vectors: Floats) -> Floats:
+    unit: Floats = StaticModel._n(vectors)
+    return unit

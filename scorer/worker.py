@@ -1,0 +1,187 @@
+"""The one inference thread: a serial REP loop that loads the engine and runs every job (INV-2).
+
+torch keeps CUDA state per host thread, part of it outside the memory cap, so load, warm-up, canary and every call happen
+here and nowhere else. The broker sends three frames, header, payload and a stamp of its own (arrival and deadline on this
+process's monotonic clock); payloads are parsed here, where nothing else waits on the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import zmq
+
+from scorer.engines.base import Engine, StartRefused
+from scorer.recovery import Afterwards, classify
+from shared import jsonio, logs, wire
+from shared.slots import SlotTable, WorkLease
+from shared.wire import EngineInfo, Job, Reply, Request
+
+__all__ = ["LOADING", "READY", "Snapshot", "Worker", "pack_stamp"]
+
+LOADING, READY = "loading", "ready"
+
+_log = logging.getLogger("scorer.worker")
+
+
+@dataclass
+class Snapshot:
+    """What the broker may tell about this thread without asking it. Written by the inference thread only, whole values at a
+    time, so readers need no lock and make no CUDA call (architecture.md §1.6)."""
+
+    state: str = LOADING
+    info: EngineInfo | None = None
+    refused: str | None = None  # why the engine must not serve: exit 78
+    broken: str | None = None  # why the process must be replaced: exit 70
+    busy_since: float | None = None  # monotonic seconds
+    memory: dict[str, int] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+_STAMP = struct.Struct("dd")
+
+
+def pack_stamp(arrived: float, deadline: float) -> bytes:
+    """The broker's frame: arrival and deadline, monotonic seconds."""
+    return _STAMP.pack(arrived, deadline)
+
+
+class Worker(threading.Thread):
+    """See the module's text. ``engine`` is not loaded yet; ``boot_id`` goes into every reply."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, engine: Engine, slots: SlotTable,
+                 boot_id: str, wake: Callable[[], None]) -> None:
+        super().__init__(name="inference", daemon=True)
+        self.snapshot = Snapshot()
+        self._context = context
+        self._endpoint = endpoint
+        self._engine = engine
+        self._slots = slots
+        self._boot_id = boot_id
+        self._wake = wake
+        self._canary: Any = None
+
+    def run(self) -> None:
+        """Load, then serve until the context is terminated. Never raises: the broker reads the outcome in the snapshot."""
+        try:
+            self._load()
+            if self.snapshot.state == READY:
+                self._serve()
+        except zmq.ContextTerminated:
+            pass
+        except BaseException as error:
+            # Whatever got here is a bug of ours: the loop cannot go on, and a dead thread behind a live broker would
+            # keep every caller waiting (vllm#39863), so the process is replaced.
+            _log.critical("the inference thread died", extra={"fields": logs.frames(error)})
+            self.snapshot.broken = "the inference thread died"
+        finally:
+            self._wake()
+
+    def _load(self) -> None:
+        started = time.monotonic()
+        try:
+            self._engine.load()
+            self._canary = self._engine.canary()
+        except StartRefused as refusal:
+            self.snapshot.refused = str(refusal)
+            return
+        self.snapshot.info = self._engine.info()
+        self.snapshot.memory = self._engine.memory()
+        # What load left behind is permanent: keep the collector from walking it at every full collection.
+        gc.collect()
+        gc.freeze()
+        self.snapshot.state = READY
+        _log.info("ready", extra={"fields": {
+            "model": self.snapshot.info.served_model, "load_s": round(time.monotonic() - started, 3)}})
+        self._wake()
+
+    def _serve(self) -> None:
+        socket = self._context.socket(zmq.REP)
+        socket.linger = 0
+        socket.connect(self._endpoint)
+        with socket:
+            while self.snapshot.broken is None:
+                header, payload, stamp = socket.recv_multipart()
+                self.snapshot.busy_since = time.monotonic()
+                reply, body, afterwards = self._job(wire.decode_request(header), payload, stamp)
+                socket.send_multipart([wire.encode_reply(reply), body])
+                self._engine.release()
+                self._after(afterwards)
+                self.snapshot.memory = self._engine.memory()
+                self.snapshot.busy_since = None
+
+    def _job(self, request: Request, payload: bytes, stamp: bytes) -> tuple[Reply, bytes, Afterwards]:
+        started = time.monotonic()
+        arrived, deadline = _STAMP.unpack(stamp)
+        body = b""
+        lease = self._slots.begin_work(request.slot, bytes.fromhex(request.id)) if started < deadline else None
+        if lease is None:
+            status, message, afterwards = wire.EXPIRED, "", Afterwards.GO_ON
+        else:
+            with lease:
+                status, message, afterwards, body = self._score(payload, lease, deadline)
+        self._count(status)
+        reply = Reply(request.id, self._boot_id, status, message, queue_ms=round(1000 * (started - arrived), 3),
+                      score_ms=round(1000 * (time.monotonic() - started), 3))
+        return reply, body, afterwards
+
+    def _score(self, payload: bytes, lease: WorkLease, deadline: float) -> tuple[str, str, Afterwards, bytes]:
+        try:
+            job = wire.decode_job(payload)
+        except wire.WireError as error:
+            return wire.BAD_MESSAGE, str(error), Afterwards.GO_ON, b""
+        try:
+            results = self._run_calls(job, lease, deadline)
+        except Exception as error:
+            verdict = classify(error)
+            if verdict.status != wire.INVALID:
+                _log.error("the engine failed", extra={"fields": {"status": verdict.status, **logs.frames(error)}})
+            # The frames own the tensors of the failed call; they must be dead before the engine releases memory
+            # (INV-4, pytorch#27600).
+            error.__traceback__ = None
+            return verdict.status, verdict.message, verdict.afterwards, b""
+        if results is None:
+            return wire.EXPIRED, "", Afterwards.GO_ON, b""
+        try:
+            return wire.OK, "", Afterwards.GO_ON, jsonio.dumps({"calls": results})
+        except (ValueError, TypeError) as error:
+            # A non-finite number, or something that is not JSON: the engine's fault, whatever the exception (INV-1).
+            _log.error("the engine's answer is not finite JSON", extra={"fields": logs.frames(error)})
+            return wire.FAILED, "the model's answer is not finite", Afterwards.CANARY, b""
+
+    def _run_calls(self, job: Job, lease: WorkLease, deadline: float) -> list[dict[str, Any]] | None:
+        """Every call of the job, back to back; None when its caller gave up meanwhile."""
+        prepared = self._engine.prepare(job.state, [job.call_questions(call) for call in job.calls])
+        results = []
+        for call in prepared:
+            if results and (time.monotonic() >= deadline or not lease.wanted()):
+                return None
+            result = self._engine.predict(call)
+            results.append({
+                "answer": result.answer, "input_tokens": call.input_tokens, "cached_tokens": result.cached_tokens,
+                "prompt_sha256": call.prompt_sha256,
+            })
+        return results
+
+    def _after(self, afterwards: Afterwards) -> None:
+        if afterwards is Afterwards.EXIT:
+            self.snapshot.broken = "a fatal device error"
+        elif afterwards is Afterwards.CANARY:
+            try:
+                healthy = self._engine.canary() == self._canary
+            except Exception as error:
+                # Any failure of the canary means the same: this process can no longer be trusted.
+                _log.error("the canary failed", extra={"fields": logs.frames(error)})
+                healthy = False
+            if not healthy:
+                self.snapshot.broken = "the canary does not answer as it did at start"
+
+    def _count(self, status: str) -> None:
+        self.snapshot.counters[status] = self.snapshot.counters.get(status, 0) + 1

@@ -1,0 +1,227 @@
+"""Settings: the only module that reads the environment.
+
+Every setting is one row of :data:`SETTINGS`: its name (without the prefix ``INTERN_DECISION_``), default, parser, the tiers
+that read it and a sentence for the README, whose table a test compares with these rows. A value that is set but bad stops the
+start with a :class:`SettingsError` naming the variable; a name with the prefix that no row has is warned about.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["PREFIX", "SETTINGS", "ScorerSettings", "Setting", "SettingsError", "WebSettings", "unknown_names"]
+
+PREFIX = "INTERN_DECISION_"
+
+WEB, SCORER = "web", "scorer"
+
+_TOKEN_MIN = 32
+#: Threads beyond MAX_QUEUE, for the 429s and /health while every slot waits (architecture.md §1.12).
+SPARE_THREADS = 8
+
+
+class SettingsError(ValueError):
+    """A setting has a bad value; the message starts with the variable's full name and never shows a secret."""
+
+
+def _integer(minimum: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        # int() would take "1_000", " 5 ", "+5" and digits of other scripts (trouble.md rank 48).
+        if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < minimum:
+            raise ValueError(f"must be a whole number of at least {minimum}")
+        return int(text)
+
+    return parse
+
+
+def _number(text: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,18})?", text) or not (math.isfinite(float(text)) and float(text) > 0):
+        raise ValueError("must be a number above 0")
+    return float(text)
+
+
+def _choice(*allowed: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise ValueError("must be one of " + ", ".join(allowed))
+        return text
+
+    return parse
+
+
+def _flag(text: str) -> bool:
+    return _choice("0", "1")(text) == "1"
+
+
+def _text(text: str) -> str:
+    if not text or any(ord(ch) < 32 for ch in text):
+        raise ValueError("must not be empty or hold control characters")
+    return text
+
+
+def _path(text: str) -> Path:
+    return Path(_text(text))
+
+
+def _token(text: str) -> str:
+    # INV-6. The value is a secret: the message says the rule, never the value.
+    if len(text) < _TOKEN_MIN or not all(33 <= ord(ch) <= 126 for ch in text):
+        raise ValueError(f"must be at least {_TOKEN_MIN} visible ASCII characters (33-126)")
+    return text
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table: ``default`` is the text a user would set, or None for unset."""
+
+    name: str
+    default: str | None
+    parse: Callable[[str], Any]
+    tiers: tuple[str, ...]
+    help: str
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return PREFIX + self.name
+
+    @property
+    def field(self) -> str:
+        """The attribute of the settings object."""
+        return self.name.lower()
+
+
+_CHECKPOINT = (
+    "/hf/hub/models--internlm--Intern-Decision-4B/snapshots/0e5e6aa7d6d750e2b1504ba11a8136cb58aeb3cd"
+)
+_BOTH = (WEB, SCORER)
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("API_TOKEN", None, _token, (WEB,), "the bearer token, at least 32 visible ASCII characters"),
+    Setting("API_TOKEN_FILE", None, _path, (WEB,), "a file that holds the token instead (one trailing line break is cut)"),
+    Setting("ENGINE", "intern", _choice("intern", "sparrow", "fake"), (SCORER,), "which engine scores"),
+    Setting("SYSTEMONE_PROFILE", None, _choice("native", "jev"), (WEB,),
+            "profile of `/v1/systemone`; unset takes the engine's own"),
+    Setting("CHECKPOINT", _CHECKPOINT, _path, (SCORER,), "snapshot directory of the `intern` engine"),
+    Setting("DEVICE", "cuda", _choice("cuda", "cpu"), (SCORER,), "device of the `intern` engine"),
+    Setting("VRAM_CAP_GIB", None, _number, (SCORER,), "cap on torch's CUDA memory in GiB; unset is uncapped"),
+    Setting("RELEASE_SLACK_MIB", "512", _integer(0), (SCORER,),
+            "reserved CUDA memory above the baseline, in MiB, that a call may leave behind"),
+    Setting("KEEP_VISION", "0", _flag, (SCORER,), "1 keeps the vision tower in memory"),
+    Setting("MAX_TOKENS", "8192", _integer(1), (SCORER,), "tokens of one call, its state and all its questions; over it is a 422"),
+    Setting("MAX_DECISIONS", "64", _integer(1), (WEB,), "orderings scored for one `/decide` or `/decide/shared` request"),
+    Setting("NATIVE_MAX_OPTIONS", "16", _integer(1), (WEB,),
+            "options of one question in the `native` profile, up to the engine's own limit"),
+    Setting("MAX_BODY_BYTES", "1048576", _integer(1), (WEB,), "bytes of a request body, before and after decompression"),
+    Setting("MAX_QUEUE", "32", _integer(1), (WEB,), "POSTs in progress at once over all workers; the next is a 429"),
+    Setting("RUN_DIR", "/run/intern-decision", _path, _BOTH, "directory of the socket and the slot file, mode 0750"),
+    Setting("BIND", "127.0.0.1:8000", _text, (WEB,), "where gunicorn listens: host:port or unix:PATH"),
+    Setting("WORKERS", "2", _integer(1), (WEB,), "gunicorn worker processes"),
+    Setting("THREADS", None, _integer(1), (WEB,), "threads of one worker, at least MAX_QUEUE + 8; unset is MAX_QUEUE + 8"),
+    Setting("REQUEST_BUDGET_S", "60", _number, (WEB,), "seconds from a request's start to its answer; over it is a 504"),
+    Setting("BODY_DEADLINE_S", "10", _number, (WEB,), "seconds in which a request's body must arrive; over it is a 408"),
+    Setting("HANG_S", "120", _number, (SCORER,), "seconds after which one running job counts as hung and the scorer exits 70"),
+    Setting("DRAIN_S", "60", _number, (SCORER,), "seconds for queued jobs to finish after SIGTERM"),
+    Setting("LOG_FORMAT", "json", _choice("json", "text"), _BOTH, "form of the log lines on stderr"),
+    Setting("LOG_LEVEL", "INFO", _choice("DEBUG", "INFO", "WARNING", "ERROR"), _BOTH, "least severe level that is logged"),
+)
+
+
+def _read(tier: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for setting in SETTINGS:
+        if tier not in setting.tiers:
+            continue
+        text = environ.get(setting.variable, setting.default)
+        if text is None:
+            values[setting.field] = None
+            continue
+        try:
+            values[setting.field] = setting.parse(text)
+        except ValueError as error:
+            raise SettingsError(f"{setting.variable} {error}") from None
+    return values
+
+
+@dataclass(frozen=True)
+class WebSettings:
+    """Settings of the web tier; one attribute a row of :data:`SETTINGS`, in the units of its help text."""
+
+    api_token: str
+    systemone_profile: str | None
+    max_decisions: int
+    native_max_options: int
+    max_body_bytes: int
+    max_queue: int
+    run_dir: Path
+    bind: str
+    workers: int
+    threads: int
+    request_budget_s: float
+    body_deadline_s: float
+    log_format: str
+    log_level: str
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> WebSettings:
+        """Read and check the web tier's settings. Raises :class:`SettingsError` naming the variable."""
+        values = _read(WEB, os.environ if environ is None else environ)
+        values["api_token"] = _the_token(values.pop("api_token"), values.pop("api_token_file"))
+        least = values["max_queue"] + SPARE_THREADS
+        if values["threads"] is None:
+            values["threads"] = least
+        elif values["threads"] < least:
+            raise SettingsError(f"{PREFIX}THREADS must be at least MAX_QUEUE + {SPARE_THREADS} = {least}")
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class ScorerSettings:
+    """Settings of the scorer; one attribute a row of :data:`SETTINGS`, in the units of its help text."""
+
+    engine: str
+    checkpoint: Path
+    device: str
+    vram_cap_gib: float | None
+    release_slack_mib: int
+    keep_vision: bool
+    max_tokens: int
+    run_dir: Path
+    hang_s: float
+    drain_s: float
+    log_format: str
+    log_level: str
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> ScorerSettings:
+        """Read and check the scorer's settings. Raises :class:`SettingsError` naming the variable."""
+        return cls(**_read(SCORER, os.environ if environ is None else environ))
+
+
+def unknown_names(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Variables with our prefix that no setting has: most likely a typing error, so each tier warns about them."""
+    known = {setting.variable for setting in SETTINGS}
+    names = os.environ if environ is None else environ
+    return sorted(name for name in names if name.startswith(PREFIX) and name not in known)
+
+
+def _the_token(token: str | None, file: Path | None) -> str:
+    if (token is None) == (file is None):
+        raise SettingsError(f"{PREFIX}API_TOKEN or {PREFIX}API_TOKEN_FILE must be set, and only one of them")
+    if token is not None:
+        return token
+    assert file is not None
+    try:
+        text = file.read_text("ascii", "surrogateescape")
+    except OSError as error:
+        raise SettingsError(f"{PREFIX}API_TOKEN_FILE: {file}: {error.strerror}") from None
+    try:
+        return _token(re.sub(r"\r?\n\Z", "", text))
+    except ValueError as error:
+        raise SettingsError(f"{PREFIX}API_TOKEN_FILE: the token in {file} {error}") from None

@@ -1,0 +1,1 @@
+"""The web tier: HTTP, auth, limits, validation and result assembly. Knows nothing of models."""

@@ -1,0 +1,79 @@
+"""The application factory: wiring only."""
+
+from __future__ import annotations
+
+import logging
+
+from flask import Flask, Response, request
+from werkzeug.exceptions import HTTPException
+
+from shared import logs
+from shared.rundir import RunDir
+from shared.settings import WebSettings
+from shared.slots import SlotTable
+from web.auth import BearerAuth
+from web.body import BodyReader
+from web.errors import ApiError, kind_of_status, render
+from web.guard import Services
+from web.observe import Observed, record_of
+from web.scorer_client import ScorerClient
+from web.surfaces import SURFACES
+
+__all__ = ["create_app"]
+
+_log = logging.getLogger("web.app")
+
+
+def create_app(settings: WebSettings, scorer: ScorerClient | None = None, slots: SlotTable | None = None) -> Flask:
+    """The WSGI application. ``scorer`` and ``slots`` default to those of the settings' run directory.
+
+    Raises RunDirError or SlotFileError when that directory cannot be used.
+    """
+    run_dir = RunDir(settings.run_dir)
+    services = Services(
+        settings=settings,
+        auth=BearerAuth(settings.api_token),
+        slots=slots or SlotTable(run_dir.slots, settings.max_queue),
+        body=BodyReader(settings.max_body_bytes, settings.body_deadline_s),
+        scorer=scorer or ScorerClient(run_dir.endpoint),
+    )
+    app = Flask("web", static_folder=None)
+    # A redirect would be an HTML page, and some clients turn a redirected POST into a GET.
+    app.url_map.merge_slashes = False
+    app.extensions["decision"] = services
+    for surface in SURFACES:
+        surface.register(app, services)
+    _register_errors(app, services.body)
+    app.wsgi_app = Observed(app.wsgi_app)  # type: ignore[method-assign]
+    return app
+
+
+def _register_errors(app: Flask, body: BodyReader) -> None:
+    """Every error, Flask's own included, leaves through one function (web.errors.render)."""
+
+    def answer(error: ApiError) -> Response:
+        environ = request.environ
+        record_of(environ).facts["code"] = error.kind
+        status, headers, text = render(error, request.path)
+        response = Response(text, status, mimetype="application/json")
+        response.headers.extend(headers)
+        if not environ.get("decision.body_read"):
+            # Answer first, drain after (architecture.md §1.9): a client that writes its whole body before it reads would
+            # otherwise see a broken pipe instead of this answer.
+            response.call_on_close(lambda: body.drain(environ))
+        return response
+
+    def framework_error(error: HTTPException) -> Response:
+        known = ApiError(kind_of_status(error.code or 500), error.description or "the request cannot be served")
+        known.headers = tuple((name, value) for name, value in error.get_headers() if name == "Allow")
+        return answer(known)
+
+    def bug(error: Exception) -> Response:
+        # Whatever is left is a mistake of ours; the caller learns no more than that.
+        _log.error("unexpected error", extra={"fields": {
+            "request_id": record_of(request.environ).request_id, **logs.frames(error)}})
+        return answer(ApiError("internal_error", "the server failed on this request"))
+
+    app.register_error_handler(ApiError, answer)
+    app.register_error_handler(HTTPException, framework_error)
+    app.register_error_handler(Exception, bug)

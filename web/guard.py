@@ -1,0 +1,123 @@
+"""What every POST passes, in this order: auth (401), admission (429), body (413), JSON (422), and the ask itself.
+
+It stands in the route's own ``with`` block and not in request hooks, so that no failing hook can leak a slot (architecture.md
+§1.16).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from flask import Flask, Response, request
+
+from shared import jsonio
+from shared.jsonio import InvalidJSON
+from shared.settings import WebSettings
+from shared.slots import Slot, SlotFileError, SlotTable
+from shared.wire import EngineInfo, Job
+from web.auth import BearerAuth
+from web.body import BodyReader
+from web.errors import ApiError, Invalid, Problem
+from web.observe import RequestRecord, record_of
+from web.scorer_client import Scored, ScorerClient, StaleBoot
+
+__all__ = ["Admitted", "Services", "json_response", "post_route"]
+
+
+@dataclass(frozen=True)
+class Services:
+    """The collaborators of the application, made once by :func:`web.app.create_app`."""
+
+    settings: WebSettings
+    auth: BearerAuth
+    slots: SlotTable
+    body: BodyReader
+    scorer: ScorerClient
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """One admitted POST: its parsed body and what it takes to have something scored."""
+
+    services: Services
+    body: Any
+    record: RequestRecord
+    _slot: Slot
+    _job_id: bytes
+
+    def engine(self) -> EngineInfo:
+        """The running engine's description. Raises ApiError ``scorer_unavailable``."""
+        return self.services.scorer.describe().info
+
+    def score(self, make: Callable[[EngineInfo], Any]) -> tuple[Any, Scored, EngineInfo]:
+        """Plan with ``make`` (which validates under the engine's limits and returns something with a ``job``) and have it scored.
+
+        A scorer restarted since its description was read refuses the job before running any of it; then the plan is made
+        anew, once, for the engine that runs now.
+        """
+        scorer = self.services.scorer
+        description = scorer.describe()
+        for last_try in (False, True):
+            plan = make(description.info)
+            job: Job = plan.job
+            try:
+                scored = scorer.ask(
+                    job, slot=self._slot.index, job_id=self._job_id, boot_id=description.boot_id,
+                    deadline=self.record.started + self.services.settings.request_budget_s,
+                    request_id=self.record.request_id, caller=request.environ.get("gunicorn.socket"),
+                )
+            except StaleBoot:
+                if last_try:
+                    break
+                description = scorer.describe(afresh=True)
+                continue
+            self.record.facts.update(
+                calls=len(job.calls), questions=sum(map(len, job.calls)), queue_ms=scored.reply.queue_ms,
+                score_ms=scored.reply.score_ms, boot_id=description.boot_id,
+            )
+            return plan, scored, description.info
+        raise ApiError("scorer_unavailable", "the scorer was restarted twice while it was asked")
+
+
+def post_route(app: Flask, services: Services, path: str, handle: Callable[[Admitted], Any]) -> None:
+    """Register ``POST path``; ``handle`` returns the response's object or raises ApiError."""
+
+    def view() -> Response:
+        environ = request.environ
+        record = record_of(environ)
+        record.facts["route"] = path
+        services.auth.check(environ.get("HTTP_AUTHORIZATION"))
+        job_id = os.urandom(16)
+        try:
+            slot = services.slots.acquire(job_id)
+        except SlotFileError as error:
+            raise ApiError("scorer_unavailable", str(error)) from None
+        if slot is None:
+            raise ApiError("busy", f"{services.settings.max_queue} requests are in progress; try again")
+        with slot:
+            record.facts["slot"] = slot.index
+            raw = services.body.read(environ)
+            record.facts["bytes"] = len(raw)
+            return json_response(handle(Admitted(services, _parse(raw), record, slot, job_id)))
+
+    view.__name__ = "post" + path.replace("/", "_")
+    app.add_url_rule(path, view_func=view, methods=["POST"], provide_automatic_options=False)
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    """A JSON response. Raises ApiError ``scoring_failed`` for a number that is not finite: it must not leave."""
+    try:
+        body = jsonio.dumps(value)
+    except ValueError:
+        raise ApiError("scoring_failed", "the answer holds a number that is not finite") from None
+    return Response(body, status, mimetype="application/json")
+
+
+def _parse(raw: bytes) -> Any:
+    try:
+        return jsonio.loads(raw)
+    except InvalidJSON as error:
+        raise Invalid([Problem((error.offset,), str(error), "json_invalid")]) from None

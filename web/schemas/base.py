@@ -1,0 +1,139 @@
+"""What the dialects' schemas share: rules with a type name, strict fields, and the way from marshmallow's errors to ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from marshmallow import EXCLUDE, Schema, ValidationError, fields
+
+from web.errors import Invalid, Problem
+
+__all__ = ["List", "Rule", "String", "StrictSchema", "Text", "load", "required"]
+
+
+class Rule(str):
+    """An error message that knows its rule's name in the vocabulary of wire/systemone.md §4.3."""
+
+    type: str
+
+    def __new__(cls, type: str, message: str) -> Rule:
+        """``type`` is the rule's name, ``message`` what the caller reads."""
+        rule = super().__new__(cls, message)
+        rule.type = type
+        return rule
+
+    def format(self, *_args: object, **_kwargs: object) -> Rule:
+        """marshmallow formats every message; ours have nothing to fill in, and must stay rules."""
+        return self
+
+
+MISSING = Rule("missing", "is required")
+STRING = Rule("string_type", "must be a string")
+NONEMPTY = Rule("too_short", "must not be empty")
+TEXT = Rule("union_type", "must be a string, an object or an array")
+OBJECT = Rule("dict_type", "must be an object")
+LIST = Rule("list_type", "must be a list")
+
+
+def required(null: Rule) -> dict[str, Any]:
+    """Field arguments of a required field; ``null`` is what a null gets."""
+    return {"required": True, "error_messages": {"required": MISSING, "null": null}}
+
+
+class StrictSchema(Schema):
+    """Base of every schema: unknown names are ignored, a body that is not an object is a ``dict_type``."""
+
+    class Meta:
+        unknown = EXCLUDE
+
+    error_messages = {"type": OBJECT}
+
+
+class String(fields.Field):
+    """A string, exactly; ``nonempty`` refuses ``""`` (white space is kept and counts, as in SemIf)."""
+
+    def __init__(self, *, nonempty: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._nonempty = nonempty
+
+    def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> str:
+        if not isinstance(value, str):
+            raise ValidationError(STRING)
+        if self._nonempty and not value:
+            raise ValidationError(NONEMPTY)
+        return value
+
+
+class Text(fields.Field):
+    """A string, an object or an array, passed on as it is; ``nonempty`` refuses ``""``, ``{}`` and ``[]``."""
+
+    def __init__(self, *, nonempty: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._nonempty = nonempty
+
+    def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> Any:
+        if not isinstance(value, (str, dict, list)):
+            raise ValidationError(TEXT)
+        if self._nonempty and not value:
+            raise ValidationError(NONEMPTY)
+        return value
+
+
+class List(fields.Field):
+    """A list of ``least`` to ``most`` objects of one schema; ``most`` None is unbounded."""
+
+    def __init__(self, schema: Schema, least: int, most: int | None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._schema = schema
+        self._least = least
+        self._most = most
+
+    def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> list[Any]:
+        if not isinstance(value, list):
+            raise ValidationError(LIST)
+        check_size(len(value), self._least, self._most)
+        return load_each(self._schema, enumerate(value))
+
+
+def check_size(size: int, least: int, most: int | None, what: str = "items") -> None:
+    """Raise ValidationError ``too_short`` or ``too_long`` unless ``least <= size <= most``."""
+    bounds = f"at least {least}" if most is None else f"{least} to {most}"
+    if size < least:
+        raise ValidationError(Rule("too_short", f"must have {bounds} {what}, not {size}"))
+    if most is not None and size > most:
+        raise ValidationError(Rule("too_long", f"must have {bounds} {what}, not {size}"))
+
+
+def load_each(schema: Schema, items: Iterator[tuple[int, Any]] | enumerate[Any]) -> list[Any]:
+    """Load every item; the errors of all bad ones together, under their positions."""
+    loaded, errors = [], {}
+    for index, item in items:
+        try:
+            loaded.append(schema.load(item))
+        except ValidationError as error:
+            errors[index] = error.messages
+    if errors:
+        raise ValidationError(errors)
+    return loaded
+
+
+def load(schema: Schema, body: Any) -> dict[str, Any]:
+    """Validate a parsed body. Raises :class:`web.errors.Invalid` with every problem found."""
+    try:
+        loaded: dict[str, Any] = schema.load(body)
+    except ValidationError as error:
+        raise Invalid(list(_problems(error.messages, ()))) from None
+    return loaded
+
+
+def _problems(messages: Any, loc: tuple[str | int, ...]) -> Iterator[Problem]:
+    if isinstance(messages, Mapping):
+        for name, inner in messages.items():
+            yield from _problems(inner, loc if name == "_schema" else (*loc, name))
+        return
+    for message in messages if isinstance(messages, list) else [messages]:
+        if isinstance(message, Mapping):
+            yield from _problems(message, loc)
+        else:
+            yield Problem(loc, str(message), getattr(message, "type", "value_error"))

@@ -1,0 +1,197 @@
+"""Schemas of ``/v1/systemone``, one a profile (design §5, wire/systemone.md §2).
+
+``native`` checks what the contract gives the server to check (state, question count, names, type, option cap) and leaves the
+rest to the engine's own validation. ``jev`` checks the whole grammar, since nothing but plain questions reaches the engine.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from marshmallow import Schema, ValidationError, fields
+
+from shared.wire import Limits
+from web.schemas.base import LIST, OBJECT, TEXT, Rule, StrictSchema, String, Text, check_size, required
+
+__all__ = ["JEV_OPTIONS", "schema_for"]
+
+#: Jev's own bounds; an engine's may be lower (wire/systemone.md §2.5).
+JEV_OPTIONS, JEV_LEVELS, JEV_QUESTIONS = 255, 10, 400
+
+_TYPES = ("noul", "choice", "score")
+_TEXT_OR_NULL = Rule("union_type", "must be a string, an object, an array or null")
+_UNTAGGED = Rule("union_tag_not_found", "must have a type")
+_UNKNOWN_TYPE = Rule("union_tag_invalid", "must have the type noul, choice or score")
+_NO_BOX = Rule("union_tag_invalid", "box questions need an image, and images are not supported")
+
+
+class _Unsupported(fields.Field):
+    """Refuses anything but null and an empty container (design §5)."""
+
+    def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> Any:
+        if value not in ([], {}):
+            raise ValidationError(Rule("value_error", "images not supported"))
+        return None
+
+
+class _NoulSides(fields.Field):
+    """Null, or an object with ``true`` and/or ``false``, each a text or null."""
+
+    def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> Any:
+        if not isinstance(value, dict):
+            raise ValidationError(OBJECT)
+        errors: dict[str, list[Rule]] = {}
+        for side, text in value.items():
+            if side not in ("true", "false"):
+                errors[side] = [Rule("extra_forbidden", "is neither true nor false")]
+            elif text is not None and not isinstance(text, (str, dict, list)):
+                errors[side] = [_TEXT_OR_NULL]
+        if errors:
+            raise ValidationError(errors)  # type: ignore[arg-type]
+        return value
+
+
+class _Options(fields.Field):
+    """An object of option name to text or null; the order is the caller's."""
+
+    def __init__(self, most: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._most = most
+
+    def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> Any:
+        if not isinstance(value, dict):
+            raise ValidationError(OBJECT)
+        check_size(len(value), 1, self._most, "options")
+        errors = {name: [_TEXT_OR_NULL] for name, text in value.items()
+                  if text is not None and not isinstance(text, (str, dict, list))}
+        if errors:
+            raise ValidationError(errors)  # type: ignore[arg-type]
+        return value
+
+
+class _Levels(fields.Field):
+    """A list of texts, lowest first; a map is refused, so is a null level."""
+
+    def __init__(self, most: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._most = most
+
+    def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> Any:
+        if not isinstance(value, list):
+            raise ValidationError(LIST)
+        check_size(len(value), 1, self._most, "levels")
+        errors = {i: [Rule("string_type", TEXT)] for i, text in enumerate(value) if not isinstance(text, (str, dict, list))}
+        if errors:
+            raise ValidationError(errors)  # type: ignore[arg-type]
+        return value
+
+
+class _Noul(StrictSchema):
+    instructions = Text(allow_none=True)
+    criteria = _NoulSides(allow_none=True)
+
+
+class _Instructed(StrictSchema):
+    """Base of choice and score, which add their ``criteria`` with the engine's cap."""
+
+    instructions = Text(allow_none=True)
+
+
+class _Questions(fields.Field):
+    """The ``questions`` object; how one question is checked is the profile's."""
+
+    def __init__(self, most: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._most = most
+
+    def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise ValidationError(OBJECT)
+        check_size(len(value), 1, self._most, "questions")
+        loaded, errors = {}, {}
+        for name, question in value.items():
+            try:
+                if not name:
+                    raise ValidationError(Rule("too_short", "a question's name must not be empty"))
+                loaded[name] = self._question(question)
+            except ValidationError as error:
+                errors[name] = error.messages
+        if errors:
+            raise ValidationError(errors)  # type: ignore[arg-type]
+        return loaded
+
+    def _question(self, question: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
+    @staticmethod
+    def _type(question: Any) -> str:
+        if not isinstance(question, dict):
+            raise ValidationError(OBJECT)
+        if "type" not in question:
+            raise ValidationError({"type": [_UNTAGGED]})  # type: ignore[dict-item]
+        kind = question["type"]
+        if not isinstance(kind, str) or kind not in _TYPES:
+            raise ValidationError({"type": [_NO_BOX if kind == "box" else _UNKNOWN_TYPE]})  # type: ignore[dict-item]
+        return kind
+
+
+class _NativeQuestions(_Questions):
+    """The question passes on untouched, whatever else it holds: the engine's own validation decides."""
+
+    def __init__(self, most: int, most_options: int, **kwargs: Any) -> None:
+        super().__init__(most, **kwargs)
+        self._most_options = most_options
+
+    def _question(self, question: Any) -> dict[str, Any]:
+        self._type(question)
+        criteria = question.get("criteria")
+        if question["type"] != "noul" and isinstance(criteria, (dict, list)):
+            try:
+                check_size(len(criteria), 1, self._most_options, "options")
+            except ValidationError as error:
+                raise ValidationError({"criteria": error.messages}) from None  # type: ignore[dict-item]
+        return dict(question)
+
+
+class _JevQuestions(_Questions):
+    def __init__(self, limits: Limits, **kwargs: Any) -> None:
+        super().__init__(min(limits.request_questions, JEV_QUESTIONS), **kwargs)
+        self._schemas = {
+            "noul": _Noul(),
+            "choice": _with(_Instructed, criteria=_Options(min(limits.options, JEV_OPTIONS), **required(OBJECT))),
+            "score": _with(_Instructed, criteria=_Levels(min(limits.levels, JEV_LEVELS), **required(LIST))),
+        }
+
+    def _question(self, question: Any) -> dict[str, Any]:
+        kind = self._type(question)
+        loaded: dict[str, Any] = {"type": kind, **self._schemas[kind].load(question)}
+        if kind == "noul" and not loaded.get("instructions"):
+            criteria = loaded.get("criteria") or {}
+            if not any(text is not None for text in criteria.values()):
+                raise ValidationError({"instructions": [  # type: ignore[dict-item]
+                    Rule("value_error", "a noul needs instructions or a described side")]})
+        return loaded
+
+
+class _SystemOne(StrictSchema):
+    """Common to both profiles. ``model`` is accepted and ignored: clients send ``jev-latest``."""
+
+    model = String(allow_none=True)
+    images = _Unsupported(allow_none=True)
+    assets = _Unsupported(allow_none=True)
+
+
+def _with(base: type[StrictSchema], **more: fields.Field) -> Schema:
+    """A schema of ``base`` with more fields."""
+    return base.from_dict(dict(more))()
+
+
+@lru_cache(maxsize=8)
+def schema_for(profile: str, limits: Limits, native_options: int) -> Schema:
+    """The schema of a body in ``profile`` under an engine's limits; ``native_options`` is NATIVE_MAX_OPTIONS."""
+    if profile == "native":
+        questions: _Questions = _NativeQuestions(
+            limits.questions, min(native_options, limits.options), **required(OBJECT))
+        return _with(_SystemOne, state=Text(nonempty=True, **required(TEXT)), questions=questions)
+    return _with(_SystemOne, state=Text(**required(TEXT)), questions=_JevQuestions(limits, **required(OBJECT)))

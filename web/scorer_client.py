@@ -1,0 +1,244 @@
+"""The web tier's side of the scorer's socket: one job, one REQ, one answer or one clear error.
+
+A socket is kept for reuse only after a clean, matching reply; after anything else it is closed, so a late answer can never
+reach another request (architecture.md §1.3). While it waits, the client watches three things: the reply; the socket's own
+monitor, which tells of a dead scorer within a millisecond where REQ alone would wait for ever; and the HTTP caller's
+connection, since nobody should score for a caller that has left.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket as sockets
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from shared import jsonio, wire
+from shared.wire import EngineInfo, Job, Reply, Request
+from web.errors import ApiError
+
+__all__ = ["Description", "Scored", "ScorerClient", "StaleBoot"]
+
+_CONNECT_S = 0.5
+_STATUS_S = 0.5
+
+_log = logging.getLogger("web.scorer_client")
+
+
+@dataclass(frozen=True)
+class Description:
+    """What this worker knows of the scorer that runs now: its start's id and its engine."""
+
+    boot_id: str
+    info: EngineInfo
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A clean answer: its header and, per call, ``answer, input_tokens, cached_tokens, prompt_sha256``."""
+
+    reply: Reply
+    calls: list[dict[str, Any]]
+
+
+class StaleBoot(Exception):
+    """The scorer was restarted since the plan was made; nothing was run, so planning anew and asking again is safe."""
+
+
+class _Connection:
+    """A REQ socket, the monitor of its connection, and a poller over both. Connects on construction.
+
+    Raises ApiError ``scorer_unavailable`` from :meth:`send` when nobody answers at the other end in time.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
+        self.socket = context.socket(zmq.REQ)
+        self.socket.linger = 0
+        # Without it a send to an absent scorer "succeeds" and reaches the next one that starts (architecture.md §1.5).
+        self.socket.immediate = 1
+        self.socket.sndtimeo = int(1000 * _CONNECT_S)
+        self.monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self.poller = zmq.Poller()
+        self.poller.register(self.socket, zmq.POLLIN)
+        self.poller.register(self.monitor, zmq.POLLIN)
+        self.socket.connect(endpoint)
+
+    def lost(self) -> bool:
+        """Whether the scorer has gone since this connection was made."""
+        return bool(self.monitor.poll(0))
+
+    def send(self, header: bytes, payload: bytes) -> None:
+        try:
+            self.socket.send_multipart([header, payload], copy=False)
+        except zmq.Again:
+            raise ApiError("scorer_unavailable", "the scorer is not running") from None
+
+    def close(self) -> None:
+        self.socket.disable_monitor()
+        self.monitor.close(0)
+        self.socket.close(0)
+
+
+class ScorerClient:
+    """Talks to the scorer behind ``endpoint``. Safe for any number of threads; makes its sockets after a fork."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._idle: deque[_Connection] = deque()
+        self._idle_pid = os.getpid()
+        self._known: Description | None = None
+
+    def status(self) -> tuple[Reply, dict[str, Any]]:
+        """The scorer's status reply and its payload. Raises ApiError ``scorer_unavailable`` within about a second."""
+        request = Request("status", os.urandom(16).hex())
+        reply, payload = self._exchange(request, b"", time.monotonic() + _STATUS_S, None)
+        if reply.status != wire.OK:
+            raise ApiError("scorer_unavailable", self._skew(reply))
+        return reply, _object(payload)
+
+    def describe(self, afresh: bool = False) -> Description:
+        """The running scorer's description, asked for once per start of it. Raises ApiError ``scorer_unavailable`` when it is
+        not ready."""
+        if self._known is None or afresh:
+            reply, payload = self.status()
+            if payload.get("engine") is None:
+                raise ApiError("scorer_unavailable", f"the scorer is {payload.get('state', 'not ready')}")
+            self._known = Description(reply.boot_id, EngineInfo.from_json(payload["engine"]))
+        return self._known
+
+    def ask(self, job: Job, *, slot: int, job_id: bytes, boot_id: str, deadline: float, request_id: str,
+            caller: Any = None) -> Scored:
+        """Have every call of ``job`` scored; ``deadline`` is monotonic seconds, ``caller`` the HTTP connection's socket.
+
+        Raises StaleBoot, or ApiError: ``scorer_unavailable``, ``deadline_exceeded``, ``client_closed_request``,
+        ``invalid_request`` with the engine's message, ``out_of_memory``, ``scoring_failed``, ``request_too_large``.
+        """
+        payload = wire.encode_job(job)
+        if len(payload) > wire.MAX_PAYLOAD_BYTES:
+            raise ApiError("request_too_large", "the request is too large for the scorer")
+        budget_ms = int(1000 * (deadline - time.monotonic()))
+        if budget_ms <= 0:
+            raise ApiError("deadline_exceeded", "the request's time was over before it could be scored")
+        request = Request("predict", job_id.hex(), boot_id, slot, budget_ms, request_id)
+        reply, body = self._exchange(request, payload, deadline, caller)
+        if reply.status == wire.STALE_BOOT:
+            raise StaleBoot
+        if reply.status == wire.OK:
+            if reply.boot_id != boot_id:
+                _log.error("an answer of another scorer start", extra={"fields": {"request_id": request_id}})
+                raise ApiError("scoring_failed", "the scorer's answer does not belong to this request")
+            calls = _object(body).get("calls")
+            if isinstance(calls, list) and len(calls) == len(job.calls):
+                return Scored(reply, calls)
+            raise ApiError("scoring_failed", "the scorer answered a different number of calls")
+        raise self._error(reply)
+
+    def _error(self, reply: Reply) -> ApiError:
+        if reply.status == wire.INVALID:
+            return ApiError("invalid_request", reply.message)
+        if reply.status == wire.OUT_OF_MEMORY:
+            return ApiError("out_of_memory", reply.message)
+        if reply.status == wire.UNAVAILABLE:
+            return ApiError("scorer_unavailable", self._skew(reply))
+        if reply.status == wire.EXPIRED:
+            return ApiError("deadline_exceeded", "the request's time was over before it could be scored")
+        return ApiError("scoring_failed", reply.message or "the scorer could not read the job")
+
+    def _skew(self, reply: Reply) -> str:
+        if "protocol version" in reply.message:
+            _log.error("the tiers speak different protocol versions", extra={"fields": {"scorer_says": reply.message}})
+        return f"the scorer is not available: {reply.message}" if reply.message else "the scorer is not available"
+
+    # -- one exchange ---------------------------------------------------------------------------------------------
+
+    def _exchange(self, request: Request, payload: bytes, deadline: float, caller: Any) -> tuple[Reply, bytes]:
+        connection = self._connection()
+        try:
+            connection.send(wire.encode_request(request), payload)
+            reply, body = self._await(connection, request.id, deadline, caller)
+        except BaseException:
+            connection.close()
+            raise
+        self._idle.append(connection)
+        return reply, body
+
+    def _connection(self) -> _Connection:
+        if self._idle_pid != os.getpid():
+            # The sockets belong to the parent of a fork (a preloaded application); they must not even be closed here.
+            self._idle, self._idle_pid, self._known = deque(), os.getpid(), None
+        while self._idle:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                break
+            if not connection.lost():
+                return connection
+            connection.close()
+        return _Connection(zmq.Context.instance(), self._endpoint)
+
+    def _await(self, connection: _Connection, job_id: str, deadline: float, caller: Any) -> tuple[Reply, bytes]:
+        watched = caller.fileno() if caller is not None else -1
+        if watched >= 0:
+            connection.poller.register(watched, select.POLLIN)
+        try:
+            while True:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise ApiError("deadline_exceeded", "the request was not scored in time")
+                ready = dict(connection.poller.poll(1000 * left))
+                if connection.socket in ready:
+                    # Readable is no promise (libzmq#4527): never block on the receive itself.
+                    try:
+                        frames = connection.socket.recv_multipart(zmq.NOBLOCK)
+                    except zmq.Again:
+                        continue
+                    return self._read(frames, job_id)
+                if connection.monitor in ready:
+                    raise ApiError("scorer_unavailable", "the scorer was lost while it held the request")
+                if watched in ready:
+                    if _has_left(caller):
+                        raise ApiError("client_closed_request", "the caller closed its connection before the answer was ready")
+                    # A next request is waiting behind this one: stop watching, or poll would return at once for ever.
+                    connection.poller.unregister(watched)
+                    watched = -1
+        finally:
+            if watched >= 0:
+                connection.poller.unregister(watched)
+
+    def _read(self, frames: list[bytes], job_id: str) -> tuple[Reply, bytes]:
+        try:
+            if len(frames) != 2:
+                raise wire.WireError(f"a reply of {len(frames)} frames")
+            reply = wire.decode_reply(frames[0])
+        except wire.WireError as error:
+            _log.error("unreadable reply", extra={"fields": {"reason": str(error)}})
+            raise ApiError("scorer_unavailable", "the scorer's answer cannot be read") from None
+        if reply.id != job_id:
+            _log.error("a reply to another job")
+            raise ApiError("scoring_failed", "the scorer's answer does not belong to this request")
+        return reply, frames[1]
+
+
+def _has_left(caller: Any) -> bool:
+    try:
+        return not caller.recv(1, sockets.MSG_PEEK | sockets.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _object(payload: bytes) -> dict[str, Any]:
+    try:
+        value = jsonio.loads(payload, jsonio.MAX_DEPTH + 16)
+    except jsonio.InvalidJSON:
+        value = None
+    if not isinstance(value, dict):
+        raise ApiError("scoring_failed", "the scorer's answer is not finite JSON")
+    return value

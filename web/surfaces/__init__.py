@@ -1,0 +1,9 @@
+"""The dialects. A new one is a module with ``register(app, services)`` and one line here."""
+
+from __future__ import annotations
+
+from web.surfaces import health, models, semif, systemone
+
+__all__ = ["SURFACES"]
+
+SURFACES = (health, models, semif, systemone)

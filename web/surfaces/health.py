@@ -1,0 +1,74 @@
+"""``GET /health``: open, never waits for a call, 200 only while the scorer is ready to take one (INV-2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flask import Flask, Response, request
+
+from shared.wire import EngineInfo
+from web.errors import ApiError
+from web.guard import Services, json_response
+from web.observe import record_of
+from web.schemas.systemone import JEV_LEVELS, JEV_OPTIONS, JEV_QUESTIONS
+from web.surfaces.systemone import profile_of
+
+__all__ = ["register"]
+
+_CHUNKING = (
+    "each wave of orderings is packed greedily, in request order, into calls of at most {most} questions; "
+    "every call of a request runs back to back"
+)
+
+
+def register(app: Flask, services: Services) -> None:
+    """Add the route."""
+
+    def health() -> Response:
+        record_of(request.environ).facts["route"] = "/health"
+        reply, status = services.scorer.status()
+        if status["state"] != "ready":
+            raise ApiError("scorer_unavailable", f"the scorer is {status['state']}")
+        info = EngineInfo.from_json(status["engine"])
+        settings = services.settings
+        return json_response({
+            "status": "ok",
+            "model": info.model,
+            "vram_cap_gib": info.vram_cap_gib,
+            "max_tokens": info.limits.tokens,
+            "max_decisions": settings.max_decisions,
+            "max_questions_per_call": info.limits.questions,
+            "chunking": _CHUNKING.format(most=info.limits.questions),
+            "workloads": [],
+            "endpoints": ["/decide", "/decide/shared", "/v1/systemone"],
+            "systemone": _systemone(services, info),
+            "engine": info.engine,
+            "served_model": info.served_model,
+            "device": info.device,
+            "max_queue": settings.max_queue,
+            "slots_in_use": services.slots.in_use(),
+            "queue_length": status["queue_length"],
+            "busy_seconds": status["busy_seconds"],
+            "uptime_seconds": status["uptime_seconds"],
+            "memory": status["memory"],
+            "counters": status["counters"],
+            "boot_id": reply.boot_id,
+        })
+
+    app.add_url_rule("/health", view_func=health, methods=["GET"], provide_automatic_options=False)
+
+
+def _systemone(services: Services, info: EngineInfo) -> dict[str, Any]:
+    """The contract's discovery block, with the limits of the profile in force."""
+    profile = profile_of(services, info)
+    limits = info.limits
+    if profile == "native":
+        questions, options = limits.questions, min(services.settings.native_max_options, limits.options)
+        levels = options
+    else:
+        questions = min(limits.request_questions, JEV_QUESTIONS)
+        options, levels = min(limits.options, JEV_OPTIONS), min(limits.levels, JEV_LEVELS)
+    return {
+        "max_questions": questions, "chunking": "none", "images": "not supported", "max_tokens": limits.tokens,
+        "profile": profile, "max_options": options, "max_levels": levels,
+    }

@@ -1,0 +1,91 @@
+"""``POST /v1/systemone``: Jev's wire shape, in two profiles (design §5).
+
+``native``  the contract to the letter: one call, the caller's names, the engine's answers unmodified, its extras riding along.
+``jev``     every rule of the conformance suite: independent questions, Jev's confidence, extras under ``x_``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flask import Flask
+
+from shared.wire import EngineInfo, Job
+from web.assemble import BrokenAnswer, check_call
+from web.errors import ApiError
+from web.guard import Admitted, Services, post_route
+from web.jev import jev_answer, plain_question
+from web.plan import plan_independent, plan_joint
+from web.schemas.base import load
+from web.schemas.systemone import schema_for
+from web.scorer_client import Scored
+
+__all__ = ["profile_of", "register"]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    profile: str
+    questions: Mapping[str, Any]
+    job: Job
+
+
+def register(app: Flask, services: Services) -> None:
+    """Add the route."""
+    post_route(app, services, "/v1/systemone", _systemone)
+
+
+def profile_of(services: Services, info: EngineInfo) -> str:
+    """The profile in force: the setting's, or else the engine's own."""
+    return services.settings.systemone_profile or info.default_profile
+
+
+def _systemone(admitted: Admitted) -> Any:
+    settings = admitted.services.settings
+
+    def make(info: EngineInfo) -> _Asked:
+        profile = profile_of(admitted.services, info)
+        loaded = load(schema_for(profile, info.limits, settings.native_max_options), admitted.body)
+        questions = loaded["questions"]
+        if profile == "native":
+            plan = plan_joint(loaded["state"], questions)
+        else:
+            plan = plan_independent(loaded["state"], [plain_question(question) for question in questions.values()])
+        return _Asked(profile, questions, plan.job)
+
+    asked, scored, info = admitted.score(make)
+    try:
+        for call, items in zip(scored.calls, asked.job.calls, strict=True):
+            check_call(call, asked.job.call_questions(items))
+        return _native(scored, info) if asked.profile == "native" else _jev(asked, scored, info)
+    except BrokenAnswer as broken:
+        raise ApiError("scoring_failed", str(broken)) from None
+
+
+def _native(scored: Scored, info: EngineInfo) -> dict[str, Any]:
+    answer = scored.calls[0]["answer"]
+    # Only `model` is replaced: clients need a string that names model and revision (contract § POST /v1/systemone).
+    return {**answer, "usage": answer.get("usage") or {}, "model": info.served_model}
+
+
+def _jev(asked: _Asked, scored: Scored, info: EngineInfo) -> dict[str, Any]:
+    answers = {}
+    milliseconds = 0.0
+    for (name, question), call in zip(asked.questions.items(), scored.calls, strict=True):
+        answers[name] = jev_answer(question, call["answer"]["answers"]["q"])
+        milliseconds += (call["answer"].get("timing") or {}).get("inference_ms", 0.0)
+    return {
+        "model": info.served_model,
+        "answers": answers,
+        "usage": {
+            # Every prompt counts in full; what an engine did not have to read again is told beside it.
+            "input_tokens": sum(call["input_tokens"] for call in scored.calls),
+            "output_tokens": 0,
+            "x_cached_tokens": sum(call["cached_tokens"] for call in scored.calls),
+        },
+        "x_timing": {"inference_ms": round(milliseconds, 2), "score_ms": scored.reply.score_ms},
+        "x_calibration": scored.calls[0]["answer"].get("calibration"),
+        "x_backend": info.engine,
+    }
