@@ -108,6 +108,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("ENGINE", "intern", _choice("intern", "sparrow", "fake"), (SCORER,), "which engine scores"),
     Setting("SYSTEMONE_PROFILE", None, _choice("native", "jev"), (WEB,),
             "profile of `/v1/systemone`; unset takes the engine's own"),
+    Setting("STRICT_MODEL", "0", _flag, (WEB,),
+            "1 refuses a `model` on `/v1/systemone` that names neither the served model nor a Jev alias"),
     Setting("CHECKPOINT", _CHECKPOINT, _path, (SCORER,), "snapshot directory of the `intern` engine"),
     Setting("DEVICE", "cuda", _choice("cuda", "cpu"), (SCORER,), "device of the `intern` engine"),
     Setting("VRAM_CAP_GIB", None, _number, (SCORER,), "cap on torch's CUDA memory in GiB; unset is uncapped"),
@@ -155,6 +157,7 @@ class WebSettings:
 
     api_token: str
     systemone_profile: str | None
+    strict_model: bool
     max_decisions: int
     native_max_options: int
     max_body_bytes: int

@@ -32,6 +32,7 @@ class Kind:
 KINDS = {
     "unauthorized": Kind(401, "unauthorized", "authentication_error"),
     "not_found": Kind(404, "not_found", "api_usage_error"),
+    "model_not_found": Kind(404, "model_not_found", "api_usage_error"),
     "method_not_allowed": Kind(405, "method_not_allowed", "api_usage_error"),
     "request_timeout": Kind(408, "request_timeout", "api_usage_error"),
     "request_too_large": Kind(413, "request_too_large", "request_too_large"),
@@ -99,7 +100,7 @@ def render(error: ApiError, path: str) -> tuple[int, list[tuple[str, str]], byte
 
 def kind_of_status(status: int) -> str:
     """The kind for a status that the framework raised itself."""
-    by_status = {kind.status: name for name, kind in KINDS.items() if kind.status in (404, 405, 413, 415)}
+    by_status = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large", 415: "unsupported_media_type"}
     return by_status.get(status, "invalid_request" if 400 <= status < 500 else "internal_error")
 
 

@@ -25,6 +25,10 @@ from web.scorer_client import Scored
 __all__ = ["profile_of", "register"]
 
 
+#: Names that Jev's clients send without meaning a particular version (wire/systemone.md §2.6).
+_ALIASES = ("jev-latest", "jev-preview")
+
+
 @dataclass(frozen=True)
 class _Asked:
     profile: str
@@ -48,6 +52,8 @@ def _systemone(admitted: Admitted) -> Any:
     def make(info: EngineInfo) -> _Asked:
         profile = profile_of(admitted.services, info)
         loaded = load(schema_for(profile, info.limits, settings.native_max_options), admitted.body)
+        if settings.strict_model:
+            _check_model(loaded.get("model"), info)
         questions = loaded["questions"]
         if profile == "native":
             plan = plan_joint(loaded["state"], questions)
@@ -62,6 +68,13 @@ def _systemone(admitted: Admitted) -> Any:
         return _native(scored, info) if asked.profile == "native" else _jev(asked, scored, info)
     except BrokenAnswer as broken:
         raise ApiError("scoring_failed", str(broken)) from None
+
+
+def _check_model(model: str | None, info: EngineInfo) -> None:
+    """STRICT_MODEL: refuse a name that is not served here. Without it every name is accepted and ignored (contract)."""
+    names = (*_ALIASES, info.name, info.served_model)
+    if model is not None and model not in names:
+        raise ApiError("model_not_found", f"this server's models are {', '.join(names)}")
 
 
 def _native(scored: Scored, info: EngineInfo) -> dict[str, Any]:
