@@ -1,7 +1,7 @@
 """``python -m scorer serve``: the scorer process.
 
-Exit codes: 0 drained after SIGTERM or SIGINT, 70 broken at run time (restart it), 73 another scorer holds the run directory,
-78 a setting or the engine's start check refuses (do not restart it).
+Exit codes: 0 drained after SIGTERM or SIGINT, 70 broken at run time (restart it), 73 another scorer holds the run
+directory, 78 a setting or the engine's start check refuses (do not restart it).
 """
 
 from __future__ import annotations
@@ -59,5 +59,6 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # The inference thread is a daemon that may sit inside a CUDA call; the interpreter's orderly exit would abort there.
+    # The inference thread is a daemon that may sit inside a CUDA call; the interpreter's orderly exit would abort
+    # there.
     os._exit(code)

@@ -1,11 +1,11 @@
 """The broker: the scorer's main thread, between the web tier's sockets and the inference thread.
 
-The request-reply broker of the ZeroMQ guide, with one change: jobs wait in a queue of ours instead of a socket's buffer.
-So service is first in, first out; the queue can be counted; and status, a late start, a drain and a hang are all answered
-while a call runs, which a plain REP could not do (architecture.md §1.4).
+The request-reply broker of the ZeroMQ guide, with one change: jobs wait in a queue of ours instead of a socket's
+buffer. So service is first in, first out; the queue can be counted; and status, a late start, a drain and a hang are
+all answered while a call runs, which a plain REP could not do (architecture.md §1.4).
 
-Only header frames are parsed here. Payload frames pass as they came, uncopied: nothing between two calls of the inference
-thread grows with the payload of a job that still waits.
+Only header frames are parsed here. Payload frames pass as they came, uncopied: nothing between two calls of the
+inference thread grows with the payload of a job that still waits.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Broker:
         self._drain_until: float | None = None
         self._bad_messages = 0
         self._abandoned_replies = 0
-        # Two contexts: the network's can be terminated, which flushes the last replies, while the inference thread still
-        # holds a socket of the other one.
+        # Two contexts: the network's can be terminated, which flushes the last replies, while the inference thread
+        # still holds a socket of the other one.
         self._network: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._front = self._bind_front()
@@ -211,7 +211,9 @@ class Broker:
             "uptime_seconds": round(time.monotonic() - self._started, 3),
             "memory": snapshot.memory,
             "counters": {
-                **snapshot.counters, "bad_messages": self._bad_messages, "abandoned_replies": self._abandoned_replies,
+                **snapshot.counters,
+                "bad_messages": self._bad_messages,
+                "abandoned_replies": self._abandoned_replies,
             },
         }
 

@@ -1,7 +1,7 @@
 """What an exception of an engine means, and whether the process may go on. Pure.
 
-The rules are INV-4's and architecture.md §1.5's: only out-of-memory and bad input leave the process unquestioned; a fatal
-device error ends it; anything else leaves it on probation until the canary has answered as it did at start.
+The rules are INV-4's and architecture.md §1.5's: only out-of-memory and bad input leave the process unquestioned; a
+fatal device error ends it; anything else leaves it on probation until the canary has answered as it did at start.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from shared import wire
 __all__ = ["Afterwards", "Verdict", "classify"]
 
 #: First lines of CUDA errors after which the context answers nothing but errors, or garbage (trouble.md rank 33).
-_FATAL = ("illegal memory access", "device-side assert", "unspecified launch failure", "misaligned address", "hardware stack error")
+_FATAL = (
+    "illegal memory access",
+    "device-side assert",
+    "unspecified launch failure",
+    "misaligned address",
+    "hardware stack error",
+)
 
 
 class Afterwards(Enum):
@@ -28,7 +34,8 @@ class Afterwards(Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """A reply's status and message, and what follows. A message other than a ValueError's never quotes the exception."""
+    """A reply's status and message, and what follows. A message other than a ValueError's never quotes the
+    exception."""
 
     status: str
     message: str
@@ -39,7 +46,9 @@ def classify(error: BaseException) -> Verdict:
     """The verdict on an exception that ``prepare`` or ``predict`` raised."""
     text = str(error)
     first_line = text.splitlines()[0].lower() if text else ""
-    if isinstance(error, (OutOfMemory, MemoryError)) or (isinstance(error, RuntimeError) and "out of memory" in first_line):
+    if isinstance(error, (OutOfMemory, MemoryError)) or (
+        isinstance(error, RuntimeError) and "out of memory" in first_line
+    ):
         return Verdict(wire.OUT_OF_MEMORY, "the model ran out of memory on this request", Afterwards.GO_ON)
     if isinstance(error, ValueError):
         return Verdict(wire.INVALID, text, Afterwards.GO_ON)

@@ -1,8 +1,8 @@
 """The one inference thread: a serial REP loop that loads the engine and runs every job (INV-2).
 
-torch keeps CUDA state per host thread, part of it outside the memory cap, so load, warm-up, canary and every call happen
-here and nowhere else. The broker sends three frames, header, payload and a stamp of its own (arrival and deadline on this
-process's monotonic clock); payloads are parsed here, where nothing else waits on the interpreter lock.
+torch keeps CUDA state per host thread, part of it outside the memory cap, so load, warm-up, canary and every call
+happen here and nowhere else. The broker sends three frames, header, payload and a stamp of its own (arrival and
+deadline on this process's monotonic clock); payloads are parsed here, where nothing else waits on the interpreter lock.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _log = logging.getLogger("scorer.worker")
 
 @dataclass
 class Snapshot:
-    """What the broker may tell about this thread without asking it. Written by the inference thread only, whole values at a
-    time, so readers need no lock and make no CUDA call (architecture.md §1.6)."""
+    """What the broker may tell about this thread without asking it. Written by the inference thread only, whole values
+    at a time, so readers need no lock and make no CUDA call (architecture.md §1.6)."""
 
     state: str = LOADING
     info: EngineInfo | None = None
@@ -56,8 +56,15 @@ def pack_stamp(arrived: float, deadline: float) -> bytes:
 class Worker(threading.Thread):
     """See the module's text. ``engine`` is not loaded yet; ``boot_id`` goes into every reply."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, engine: Engine, slots: SlotTable,
-                 boot_id: str, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        engine: Engine,
+        slots: SlotTable,
+        boot_id: str,
+        wake: Callable[[], None],
+    ) -> None:
         super().__init__(name="inference", daemon=True)
         self.snapshot = Snapshot()
         self._context = context
@@ -69,7 +76,8 @@ class Worker(threading.Thread):
         self._canary: Any = None
 
     def run(self) -> None:
-        """Load, then serve until the context is terminated. Never raises: the broker reads the outcome in the snapshot."""
+        """Load, then serve until the context is terminated. Never raises: the broker reads the outcome in the
+        snapshot."""
         try:
             self._load()
             if self.snapshot.state == READY:
@@ -98,8 +106,12 @@ class Worker(threading.Thread):
         gc.collect()
         gc.freeze()
         self.snapshot.state = READY
-        _log.info("ready", extra={"fields": {
-            "model": self.snapshot.info.served_model, "load_s": round(time.monotonic() - started, 3)}})
+        _log.info(
+            "ready",
+            extra={
+                "fields": {"model": self.snapshot.info.served_model, "load_s": round(time.monotonic() - started, 3)}
+            },
+        )
         self._wake()
 
     def _serve(self) -> None:
@@ -128,8 +140,14 @@ class Worker(threading.Thread):
             with lease:
                 status, message, afterwards, body = self._score(payload, lease, deadline)
         self._count(status)
-        reply = Reply(request.id, self._boot_id, status, message, queue_ms=round(1000 * (started - arrived), 3),
-                      score_ms=round(1000 * (time.monotonic() - started), 3))
+        reply = Reply(
+            request.id,
+            self._boot_id,
+            status,
+            message,
+            queue_ms=round(1000 * (started - arrived), 3),
+            score_ms=round(1000 * (time.monotonic() - started), 3),
+        )
         return reply, body, afterwards
 
     def _score(self, payload: bytes, lease: WorkLease, deadline: float) -> tuple[str, str, Afterwards, bytes]:
@@ -159,15 +177,19 @@ class Worker(threading.Thread):
     def _run_calls(self, job: Job, lease: WorkLease, deadline: float) -> list[dict[str, Any]] | None:
         """Every call of the job, back to back; None when its caller gave up meanwhile."""
         prepared = self._engine.prepare(job.state, [job.call_questions(call) for call in job.calls])
-        results = []
+        results: list[dict[str, Any]] = []
         for call in prepared:
             if results and (time.monotonic() >= deadline or not lease.wanted()):
                 return None
             result = self._engine.predict(call)
-            results.append({
-                "answer": result.answer, "input_tokens": call.input_tokens, "cached_tokens": result.cached_tokens,
-                "prompt_sha256": call.prompt_sha256,
-            })
+            results.append(
+                {
+                    "answer": result.answer,
+                    "input_tokens": call.input_tokens,
+                    "cached_tokens": result.cached_tokens,
+                    "prompt_sha256": call.prompt_sha256,
+                }
+            )
         return results
 
     def _after(self, afterwards: Afterwards) -> None:

@@ -49,9 +49,7 @@ def loads(data: bytes, max_depth: int = MAX_DEPTH) -> Any:
         raise InvalidJSON("the body is not UTF-8", error.start) from None
     text = text.removeprefix(_BOM)
     try:
-        value = json.loads(
-            text, parse_constant=_refuse_constant, parse_float=_finite_float, object_pairs_hook=_unique_names
-        )
+        value = _DECODER.decode(text)
     except InvalidJSON:
         raise
     except json.JSONDecodeError as error:
@@ -75,12 +73,12 @@ def dumps(value: Any) -> bytes:
 
     Raises :class:`ValueError` for a non-finite number or a lone surrogate, so that neither ever leaves.
     """
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
+    return _ENCODER.encode(value).encode("utf-8")
 
 
 def as_text(value: Any) -> str:
-    """A text as a model reads it: a string as it is, nothing for null, anything else as compact JSON, never as a Python repr
-    (wire/systemone.md §10, rows 14 and 15)."""
+    """A text as a model reads it: a string as it is, nothing for null, anything else as compact JSON, never as a Python
+    repr (wire/systemone.md §10, rows 14 and 15)."""
     if value is None:
         return ""
     return value if isinstance(value, str) else dumps(value).decode()
@@ -148,3 +146,8 @@ def _has_lone_surrogate(text: str) -> bool:
     except UnicodeEncodeError:
         return True
     return False
+
+
+# Made once: json.loads and json.dumps would make a new one for every call with arguments such as these.
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite_float, object_pairs_hook=_unique_names)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))

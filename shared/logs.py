@@ -11,6 +11,7 @@ import logging
 import sys
 import time
 import traceback
+from functools import lru_cache
 from typing import Any
 
 from shared import jsonio
@@ -52,8 +53,12 @@ class _TextFormatter(logging.Formatter):
 
 
 def _timestamp(record: logging.LogRecord) -> str:
-    seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-    return f"{seconds}.{int(record.msecs):03d}Z"
+    return f"{_second(int(record.created))}.{int(record.msecs):03d}Z"
+
+
+@lru_cache(maxsize=2)
+def _second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
 def configure(log_format: str, level: str) -> None:

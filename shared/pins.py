@@ -1,11 +1,11 @@
 """Pins: which checkpoint may be served, and which bytes of its ``inference.py`` may run (INV-3).
 
-The 4B release is built in. Another release takes an explicit file, named by the setting ``PINS_FILE``, of exactly this form:
+The 4B release is built in. Another release takes an explicit file, named by the setting ``PINS_FILE``, of exactly this
+form:
 
     {"name": "...", "revision": "...", "sha256": "..."}
 
-so that serving other code is always somebody's written decision, never a side effect of another path.
-"""
+so that serving other code is always somebody's written decision, never a side effect of another path."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class PinError(ValueError):
 
 @dataclass(frozen=True)
 class Pin:
-    """One release: ``name`` is what its ``inference.py`` calls itself, ``revision`` the commit its snapshot directory is named
-    after, ``sha256`` the hash (hex) of its ``inference.py``."""
+    """One release: ``name`` is what its ``inference.py`` calls itself, ``revision`` the commit its snapshot directory
+    is named after, ``sha256`` the hash (hex) of its ``inference.py``."""
 
     name: str
     revision: str
@@ -48,8 +48,8 @@ INTERN_DECISION_4B = Pin(
 
 
 def read_pin(path: Path) -> Pin:
-    """Read a pins file. Raises :class:`PinError` for a file that cannot be read, is not strict JSON, lacks a name, has one too
-    many, or holds a value of the wrong form."""
+    """Read a pins file. Raises :class:`PinError` for a file that cannot be read, is not strict JSON, lacks a name, has
+    one too many, or holds a value of the wrong form."""
     try:
         value = jsonio.loads(path.read_bytes())
     except OSError as error:

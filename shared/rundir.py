@@ -24,8 +24,8 @@ class ScorerRunning(RuntimeError):
 class RunDir:
     """Paths of one run directory, made and checked on construction.
 
-    Raises :class:`RunDirError` when it cannot be made, is open to other users for writing, or is so deep that the socket's
-    path is over 107 bytes.
+    Raises :class:`RunDirError` when it cannot be made, is open to other users for writing, or is so deep that the
+    socket's path is over 107 bytes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,7 +36,8 @@ class RunDir:
         except OSError as error:
             raise RunDirError(f"INTERN_DECISION_RUN_DIR: {self.path}: {error.strerror}") from None
         if mode & 0o007:
-            # Anyone who can enter could steal the socket's name. Not mended here: it may be a directory that others use.
+            # Anyone who can enter could steal the socket's name. Not mended here: it may be a directory that others
+            # use.
             raise RunDirError(
                 f"INTERN_DECISION_RUN_DIR: {self.path} has mode {mode:04o}; it must be closed to other users (0750)"
             )

@@ -1,8 +1,9 @@
 """Settings: the only module that reads the environment.
 
-Every setting is one row of :data:`SETTINGS`: its name (without the prefix ``INTERN_DECISION_``), default, parser, the tiers
-that read it and a sentence for the README, whose table a test compares with these rows. A value that is set but bad stops the
-start with a :class:`SettingsError` naming the variable; a name with the prefix that no row has is warned about.
+Every setting is one row of :data:`SETTINGS`: its name (without the prefix ``INTERN_DECISION_``), default, parser, the
+tiers that read it and a sentence for the README, whose table a test compares with these rows. A value that is set but
+bad stops the start with a :class:`SettingsError` naming the variable; a name with the prefix that no row has is warned
+about.
 """
 
 from __future__ import annotations
@@ -55,6 +56,13 @@ def _choice(*allowed: str) -> Callable[[str], str]:
     return parse
 
 
+def _name(text: str) -> str:
+    # Which names exist is the scorer's to say: its registry of engines is the one list.
+    if not re.fullmatch(r"[a-z][a-z0-9_-]{0,40}", text):
+        raise ValueError("must be the name of an engine, in lower case")
+    return text
+
+
 def _flag(text: str) -> bool:
     return _choice("0", "1")(text) == "1"
 
@@ -97,41 +105,85 @@ class Setting:
         return self.name.lower()
 
 
-_CHECKPOINT = (
-    "/hf/hub/models--internlm--Intern-Decision-4B/snapshots/0e5e6aa7d6d750e2b1504ba11a8136cb58aeb3cd"
-)
+_CHECKPOINT = "/hf/hub/models--internlm--Intern-Decision-4B/snapshots/0e5e6aa7d6d750e2b1504ba11a8136cb58aeb3cd"
 _BOTH = (WEB, SCORER)
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("API_TOKEN", None, _token, (WEB,), "the bearer token, at least 32 visible ASCII characters"),
-    Setting("API_TOKEN_FILE", None, _path, (WEB,), "a file that holds the token instead (one trailing line break is cut)"),
-    Setting("ENGINE", "intern", _choice("intern", "sparrow", "fake"), (SCORER,), "which engine scores"),
-    Setting("SYSTEMONE_PROFILE", None, _choice("native", "jev"), (WEB,),
-            "profile of `/v1/systemone`; unset takes the engine's own"),
-    Setting("STRICT_MODEL", "0", _flag, (WEB,),
-            "1 refuses a `model` on `/v1/systemone` that names neither the served model nor a Jev alias"),
+    Setting(
+        "API_TOKEN_FILE", None, _path, (WEB,), "a file that holds the token instead (one trailing line break is cut)"
+    ),
+    Setting("ENGINE", "intern", _name, (SCORER,), "which engine scores: `intern`, `sparrow`, or `fake` (tests)"),
+    Setting(
+        "SYSTEMONE_PROFILE",
+        None,
+        _choice("native", "jev"),
+        (WEB,),
+        "profile of `/v1/systemone`; unset takes the engine's own",
+    ),
+    Setting(
+        "STRICT_MODEL",
+        "0",
+        _flag,
+        (WEB,),
+        "1 refuses a `model` on `/v1/systemone` that names neither the served model nor a Jev alias",
+    ),
     Setting("CHECKPOINT", _CHECKPOINT, _path, (SCORER,), "snapshot directory of the `intern` engine"),
     Setting("DEVICE", "cuda", _choice("cuda", "cpu"), (SCORER,), "device of the `intern` engine"),
     Setting("VRAM_CAP_GIB", None, _number, (SCORER,), "cap on torch's CUDA memory in GiB; unset is uncapped"),
-    Setting("RELEASE_SLACK_MIB", "512", _integer(0), (SCORER,),
-            "reserved CUDA memory above the baseline, in MiB, that a call may leave behind"),
+    Setting(
+        "RELEASE_SLACK_MIB",
+        "512",
+        _integer(0),
+        (SCORER,),
+        "reserved CUDA memory above the baseline, in MiB, that a call may leave behind",
+    ),
     Setting("KEEP_VISION", "0", _flag, (SCORER,), "1 keeps the vision tower in memory"),
-    Setting("MAX_TOKENS", "8192", _integer(1), (SCORER,), "tokens of one call, its state and all its questions; over it is a 422"),
-    Setting("MAX_DECISIONS", "64", _integer(1), (WEB,), "orderings scored for one `/decide` or `/decide/shared` request"),
-    Setting("NATIVE_MAX_OPTIONS", "16", _integer(1), (WEB,),
-            "options of one question in the `native` profile, up to the engine's own limit"),
-    Setting("MAX_BODY_BYTES", "1048576", _integer(1), (WEB,), "bytes of a request body, before and after decompression"),
+    Setting(
+        "MAX_TOKENS",
+        "8192",
+        _integer(1),
+        (SCORER,),
+        "tokens of one call, its state and all its questions; over it is a 422",
+    ),
+    Setting(
+        "MAX_DECISIONS", "64", _integer(1), (WEB,), "orderings scored for one `/decide` or `/decide/shared` request"
+    ),
+    Setting(
+        "NATIVE_MAX_OPTIONS",
+        "16",
+        _integer(1),
+        (WEB,),
+        "options of one question in the `native` profile, up to the engine's own limit",
+    ),
+    Setting(
+        "MAX_BODY_BYTES", "1048576", _integer(1), (WEB,), "bytes of a request body, before and after decompression"
+    ),
     Setting("MAX_QUEUE", "32", _integer(1), (WEB,), "POSTs in progress at once over all workers; the next is a 429"),
     Setting("RUN_DIR", "/run/intern-decision", _path, _BOTH, "directory of the socket and the slot file, mode 0750"),
     Setting("BIND", "127.0.0.1:8000", _text, (WEB,), "where gunicorn listens: host:port or unix:PATH"),
     Setting("WORKERS", "2", _integer(1), (WEB,), "gunicorn worker processes"),
-    Setting("THREADS", None, _integer(1), (WEB,), "threads of one worker, at least MAX_QUEUE + 8; unset is MAX_QUEUE + 8"),
-    Setting("REQUEST_BUDGET_S", "60", _number, (WEB,), "seconds from a request's start to its answer; over it is a 504"),
-    Setting("BODY_DEADLINE_S", "10", _number, (WEB,), "seconds in which a request's body must arrive; over it is a 408"),
-    Setting("HANG_S", "120", _number, (SCORER,), "seconds after which one running job counts as hung and the scorer exits 70"),
+    Setting(
+        "THREADS", None, _integer(1), (WEB,), "threads of one worker, at least MAX_QUEUE + 8; unset is MAX_QUEUE + 8"
+    ),
+    Setting(
+        "REQUEST_BUDGET_S", "60", _number, (WEB,), "seconds from a request's start to its answer; over it is a 504"
+    ),
+    Setting(
+        "BODY_DEADLINE_S", "10", _number, (WEB,), "seconds in which a request's body must arrive; over it is a 408"
+    ),
+    Setting(
+        "HANG_S",
+        "120",
+        _number,
+        (SCORER,),
+        "seconds after which one running job counts as hung and the scorer exits 70",
+    ),
     Setting("DRAIN_S", "60", _number, (SCORER,), "seconds for queued jobs to finish after SIGTERM"),
     Setting("LOG_FORMAT", "json", _choice("json", "text"), _BOTH, "form of the log lines on stderr"),
-    Setting("LOG_LEVEL", "INFO", _choice("DEBUG", "INFO", "WARNING", "ERROR"), _BOTH, "least severe level that is logged"),
+    Setting(
+        "LOG_LEVEL", "INFO", _choice("DEBUG", "INFO", "WARNING", "ERROR"), _BOTH, "least severe level that is logged"
+    ),
 )
 
 

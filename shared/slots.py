@@ -10,9 +10,9 @@ Two lock ranges, for the strict variant of that section:
 * ``work[i]`` is locked by the scorer while it really runs slot i's job.
 
 A slot is free only when neither is locked, so a killed web worker does not free a slot that still costs the model
-time. The order of steps on both sides makes the check airtight: the web tier locks ``held[i]``, *then* writes the job id,
-*then* probes ``work[i]``; the scorer locks ``work[i]``, *then* checks ``held[i]`` and the job id. Whichever comes second
-sees the other.
+time. The order of steps on both sides makes the check airtight: the web tier locks ``held[i]``, *then* writes the job
+id, *then* probes ``work[i]``; the scorer locks ``work[i]``, *then* checks ``held[i]`` and the job id. Whichever comes
+second sees the other.
 
 Linux only: OFD locks exist nowhere else, and a lock cannot be inherited by ``fork`` without keeping the slot, so a
 web worker must never fork.

@@ -1,10 +1,11 @@
 """The messages between the web tier and the scorer.
 
 A message is two frames: a small JSON header and a JSON payload. The broker reads headers only; payloads are parsed by
-the thread that needs them (architecture.md §1.6, §1.11). Both directions carry the protocol version; fields may be added
-freely, but a change of meaning takes a new :data:`VERSION`.
+the thread that needs them (architecture.md §1.6, §1.11). Both directions carry the protocol version; fields may be
+added freely, but a change of meaning takes a new :data:`VERSION`.
 
-Request header: ``v, op, id`` and, for ``op: predict``, ``boot_id`` (the scorer start that the plan was made for), ``slot``,
+Request header: ``v, op, id`` and, for ``op: predict``, ``boot_id`` (the scorer start that the plan was made for),
+``slot``,
 ``budget_ms`` and ``request_id``. Reply header: ``v, id, boot_id, status, message, queue_ms, score_ms``.
 """
 
@@ -18,15 +19,37 @@ from shared import jsonio
 from shared.jsonio import MAX_DEPTH, InvalidJSON
 
 __all__ = [
-    "BAD_MESSAGE", "EXPIRED", "FAILED", "INVALID", "MAX_HEADER_BYTES", "MAX_PAYLOAD_BYTES", "OK", "OUT_OF_MEMORY", "STALE_BOOT", "UNAVAILABLE",
-    "VERSION", "CallItem", "EngineInfo", "Job", "Limits", "Reply", "Request", "WireError", "decode_job", "decode_reply",
-    "decode_request", "encode_job", "encode_reply", "encode_request",
+    "BAD_MESSAGE",
+    "EXPIRED",
+    "FAILED",
+    "INVALID",
+    "MAX_HEADER_BYTES",
+    "MAX_PAYLOAD_BYTES",
+    "OK",
+    "OUT_OF_MEMORY",
+    "STALE_BOOT",
+    "UNAVAILABLE",
+    "VERSION",
+    "CallItem",
+    "EngineInfo",
+    "Job",
+    "Limits",
+    "Reply",
+    "Request",
+    "WireError",
+    "decode_job",
+    "decode_reply",
+    "decode_request",
+    "encode_job",
+    "encode_reply",
+    "encode_request",
 ]
 
 VERSION = 1
 MAX_HEADER_BYTES = 4096
-#: Largest payload frame. A sender of more would see no error, only a dropped connection (architecture.md §1.10), so the web
-#: tier checks before it sends. Rewriting a body grows it fourfold at most (``1e15`` becomes ``1000000000000000.0``).
+#: Largest payload frame. A sender of more would see no error, only a dropped connection (architecture.md §1.10), so the
+#: web tier checks before it sends. Rewriting a body grows it fourfold at most (``1e15`` becomes
+#: ``1000000000000000.0``).
 MAX_PAYLOAD_BYTES = 256 << 20
 #: The payload nests the caller's state and questions below its own containers.
 _PAYLOAD_DEPTH = MAX_DEPTH + 16
@@ -102,8 +125,8 @@ class Reply:
 
 @dataclass(frozen=True)
 class Limits:
-    """What one engine takes. ``questions`` is per call, ``request_questions`` per request where each question is a call of
-    its own; ``options`` and ``levels`` are per question; ``tokens`` is per call."""
+    """What one engine takes. ``questions`` is per call, ``request_questions`` per request where each question is a call
+    of its own; ``options`` and ``levels`` are per question; ``tokens`` is per call."""
 
     questions: int = 16
     request_questions: int = 400
@@ -114,8 +137,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """How an engine describes itself (design §4). ``model`` holds the pins shown in results and /health; ``calibration``
-    is what every answer carries; ``device`` and ``vram_cap_gib`` are for /health."""
+    """How an engine describes itself (design §4). ``model`` holds the pins shown in results and /health;
+    ``calibration`` is what every answer carries; ``device`` and ``vram_cap_gib`` are for /health."""
 
     engine: str
     name: str
@@ -152,7 +175,7 @@ class EngineInfo:
 
 def encode_request(request: Request) -> bytes:
     """The header frame of a request."""
-    return jsonio.dumps({"v": VERSION, **asdict(request)})
+    return jsonio.dumps({"v": VERSION, **vars(request)})
 
 
 def decode_request(frame: bytes) -> Request:
@@ -161,8 +184,11 @@ def decode_request(frame: bytes) -> Request:
     if header.get("v") != VERSION:
         raise WireError(f"protocol version {header.get('v')!r} is not {VERSION}")
     request = Request(
-        op=_typed(header, "op", str, ""), id=_typed(header, "id", str, ""), boot_id=_typed(header, "boot_id", str, ""),
-        slot=_typed(header, "slot", int, -1), budget_ms=_typed(header, "budget_ms", int, 0),
+        op=_typed(header, "op", str, ""),
+        id=_typed(header, "id", str, ""),
+        boot_id=_typed(header, "boot_id", str, ""),
+        slot=_typed(header, "slot", int, -1),
+        budget_ms=_typed(header, "budget_ms", int, 0),
         request_id=_typed(header, "request_id", str, ""),
     )
     if not request.op or not 0 < len(request.id) <= 64:
@@ -181,7 +207,7 @@ def peek(frame: bytes) -> tuple[Any, str]:
 
 def encode_reply(reply: Reply) -> bytes:
     """The header frame of a reply."""
-    return jsonio.dumps({"v": VERSION, **asdict(reply)})
+    return jsonio.dumps({"v": VERSION, **vars(reply)})
 
 
 def decode_reply(frame: bytes) -> Reply:
@@ -190,9 +216,12 @@ def decode_reply(frame: bytes) -> Reply:
     if header.get("v") != VERSION:
         raise WireError(f"the scorer speaks protocol version {header.get('v')!r}, this web tier {VERSION}")
     reply = Reply(
-        id=_typed(header, "id", str, ""), boot_id=_typed(header, "boot_id", str, ""),
-        status=_typed(header, "status", str, ""), message=_typed(header, "message", str, ""),
-        queue_ms=_typed(header, "queue_ms", float, 0.0), score_ms=_typed(header, "score_ms", float, 0.0),
+        id=_typed(header, "id", str, ""),
+        boot_id=_typed(header, "boot_id", str, ""),
+        status=_typed(header, "status", str, ""),
+        message=_typed(header, "message", str, ""),
+        queue_ms=_typed(header, "queue_ms", float, 0.0),
+        score_ms=_typed(header, "score_ms", float, 0.0),
     )
     if reply.status not in _STATUSES:
         raise WireError("reply header: unknown status")

@@ -1,7 +1,8 @@
 """What the tests start: a scorer inside the test process, or the real pair of processes.
 
-``Local``    broker and inference thread on threads of the test process with an engine object that the test holds, and the
-             Flask application with its test client. Fast; no gunicorn, so no chunked bodies, early answers or disconnects.
+``Local``    broker and inference thread on threads of the test process with an engine object that the test holds, and
+             the Flask application with its test client. Fast; no gunicorn, so no chunked bodies, early answers or
+             disconnects.
 ``Pair``     a real ``python -m scorer serve`` and a real gunicorn, each killed by process id at the end.
 """
 
@@ -33,11 +34,14 @@ TOKEN = "a-token-for-tests-0123456789abcdef"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
 D1: dict[str, Any] = {
-    "id": "d1", "state": "Payouts failed three times this week.", "question": "Which team?",
+    "id": "d1",
+    "state": "Payouts failed three times this week.",
+    "question": "Which team?",
     "options": [{"id": "billing", "description": "Payments"}, {"id": "tech", "description": "Bugs"}],
 }
 S1: dict[str, Any] = {
-    "model": "jev-latest", "state": "Payouts failed.",
+    "model": "jev-latest",
+    "state": "Payouts failed.",
     "questions": {
         "team": {"type": "choice", "instructions": "Which team?", "criteria": {"billing": "Payments", "tech": "Bugs"}},
         "urgent": {"type": "noul", "instructions": "Urgent?"},
@@ -148,9 +152,17 @@ class Pair:
         self.dir = short_dir()
         self.port = free_port()
         self.env = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-        self.env |= {f"{PREFIX}{name}": value for name, value in {
-            "API_TOKEN": TOKEN, "ENGINE": "fake", "RUN_DIR": str(self.dir), "BIND": f"127.0.0.1:{self.port}",
-            "LOG_LEVEL": "INFO", **settings}.items()}
+        self.env |= {
+            f"{PREFIX}{name}": value
+            for name, value in {
+                "API_TOKEN": TOKEN,
+                "ENGINE": "fake",
+                "RUN_DIR": str(self.dir),
+                "BIND": f"127.0.0.1:{self.port}",
+                "LOG_LEVEL": "INFO",
+                **settings,
+            }.items()
+        }
         self.scorer: subprocess.Popen[bytes] | None = None
         self.web: subprocess.Popen[bytes] | None = None
         self.logs = {name: self.dir / f"{name}.log" for name in ("scorer", "web")}
@@ -166,8 +178,7 @@ class Pair:
 
     def start_web(self) -> subprocess.Popen[bytes]:
         """Start gunicorn with the project's own configuration."""
-        self.web = self._spawn("web", [
-            sys.executable, "-m", "gunicorn", "-c", "conf/gunicorn.conf.py", "web.wsgi:app"])
+        self.web = self._spawn("web", [sys.executable, "-m", "gunicorn", "-c", "conf/gunicorn.conf.py", "web.wsgi:app"])
         return self.web
 
     def _spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
@@ -178,8 +189,9 @@ class Pair:
         """Wait until /health is 200."""
         wait_for(lambda: self.request("GET", "/health")[0] == 200, seconds, "ready")
 
-    def request(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None,
-                timeout: float = 30.0) -> tuple[int, dict[str, str], Any]:
+    def request(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None, timeout: float = 30.0
+    ) -> tuple[int, dict[str, str], Any]:
         """One request on a connection of its own: status, headers (lower-case names), strictly parsed body."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         try:
@@ -193,7 +205,9 @@ class Pair:
         finally:
             connection.close()
 
-    def post(self, path: str, body: Any, headers: Mapping[str, str] | None = None, timeout: float = 30.0) -> tuple[int, Any]:
+    def post(
+        self, path: str, body: Any, headers: Mapping[str, str] | None = None, timeout: float = 30.0
+    ) -> tuple[int, Any]:
         """POST with the bearer; status and body."""
         status, _, parsed = self.request("POST", path, body, headers, timeout)
         return status, parsed

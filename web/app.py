@@ -58,8 +58,8 @@ def _register_errors(app: Flask, body: BodyReader) -> None:
         response = Response(text, status, mimetype="application/json")
         response.headers.extend(headers)
         if not environ.get("decision.body_read"):
-            # Answer first, drain after (architecture.md §1.9): a client that writes its whole body before it reads would
-            # otherwise see a broken pipe instead of this answer.
+            # Answer first, drain after (architecture.md §1.9): a client that writes its whole body before it reads
+            # would otherwise see a broken pipe instead of this answer.
             response.call_on_close(lambda: body.drain(environ))
         return response
 
@@ -70,8 +70,10 @@ def _register_errors(app: Flask, body: BodyReader) -> None:
 
     def bug(error: Exception) -> Response:
         # Whatever is left is a mistake of ours; the caller learns no more than that.
-        _log.error("unexpected error", extra={"fields": {
-            "request_id": record_of(request.environ).request_id, **logs.frames(error)}})
+        _log.error(
+            "unexpected error",
+            extra={"fields": {"request_id": record_of(request.environ).request_id, **logs.frames(error)}},
+        )
         return answer(ApiError("internal_error", "the server failed on this request"))
 
     app.register_error_handler(ApiError, answer)

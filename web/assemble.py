@@ -1,7 +1,7 @@
 """From the calls' answers to results: checks (INV-1), the semif result shapes, the combination of orderings. Pure.
 
-Numbers of the engine pass untouched: this module re-keys them, and refuses (:class:`BrokenAnswer`) what it cannot vouch for.
-A refusal is the server's failure, 500 ``scoring_failed``, never the caller's.
+Numbers of the engine pass untouched: this module re-keys them, and refuses (:class:`BrokenAnswer`) what it cannot vouch
+for. A refusal is the server's failure, 500 ``scoring_failed``, never the caller's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ from typing import Any
 from shared.wire import EngineInfo
 from web.plan import Asked, Plan
 
-__all__ = ["BrokenAnswer", "METHOD", "check_answer", "check_call", "combine", "decide_result", "labels_of", "shared_result"]
+__all__ = [
+    "METHOD",
+    "BrokenAnswer",
+    "check_answer",
+    "check_call",
+    "combine",
+    "decide_result",
+    "labels_of",
+    "shared_result",
+]
 
 #: ``combined.method`` (wire/semif.md §8, 3).
 METHOD = "mean_log_probability"
@@ -27,7 +36,8 @@ Call = Mapping[str, Any]
 
 
 class BrokenAnswer(Exception):
-    """The engine's answer is incomplete, not finite, or contradicts itself. The message names the rule, no caller text."""
+    """The engine's answer is incomplete, not finite, or contradicts itself. The message names the rule, no caller
+    text."""
 
 
 def labels_of(question: Mapping[str, Any]) -> list[str]:
@@ -53,8 +63,8 @@ def check_call(call: Call, questions: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def check_answer(answer: Any, kind: str, labels: Sequence[str]) -> None:
-    """Check one answer object of engine/intern-decision.md §1.8: exactly the labels asked, each probability finite and in
-    [0, 1], their sum 1 within 1e-3, the decision one of the most probable. Raises BrokenAnswer."""
+    """Check one answer object of engine/intern-decision.md §1.8: exactly the labels asked, each probability finite and
+    in [0, 1], their sum 1 within 1e-3, the decision one of the most probable. Raises BrokenAnswer."""
     if not isinstance(answer, Mapping) or answer.get("type") != kind:
         raise BrokenAnswer("an answer is missing or of another type")
     probabilities = answer.get("probabilities")
@@ -80,9 +90,9 @@ def check_answer(answer: Any, kind: str, labels: Sequence[str]) -> None:
 def combine(option_ids: Sequence[str], results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The ``combined`` block of an averaged result: the renormalised geometric mean over the orderings.
 
-    ``option_ids`` is the caller's order; each result lists its ``probabilities`` in its own ``option_ids`` order. Sums are
-    exactly rounded (``math.fsum``): a plain sum lets a pure position bias differ in the last bit between options, and the top
-    would be decided by rounding (wire/semif.md §2e).
+    ``option_ids`` is the caller's order; each result lists its ``probabilities`` in its own ``option_ids`` order. Sums
+    are exactly rounded (``math.fsum``): a plain sum lets a pure position bias differ in the last bit between options,
+    and the top would be decided by rounding (wire/semif.md §2e).
     """
     by_id = [dict(zip(result["option_ids"], result["probabilities"], strict=True)) for result in results]
     means = [math.fsum(math.log(max(own[i], _FLOOR)) for own in by_id) / len(by_id) for i in option_ids]
@@ -101,10 +111,11 @@ def combine(option_ids: Sequence[str], results: Sequence[Mapping[str, Any]]) -> 
     }
 
 
-def decide_result(plan: Plan, decision: Mapping[str, Any], calls: Sequence[Call], info: EngineInfo,
-                  total_seconds: float) -> dict[str, Any]:
-    """The result of ``/decide``. A plain one also carries ``total_seconds`` (time on the inference thread, without the queue)
-    and ``forward_seconds``. Raises BrokenAnswer."""
+def decide_result(
+    plan: Plan, decision: Mapping[str, Any], calls: Sequence[Call], info: EngineInfo, total_seconds: float
+) -> dict[str, Any]:
+    """The result of ``/decide``. A plain one also carries ``total_seconds`` (time on the inference thread, without the
+    queue) and ``forward_seconds``. Raises BrokenAnswer."""
     result = _results(plan, [decision], calls, info)[0]
     if "combined" not in result:
         result["total_seconds"] = total_seconds
@@ -112,8 +123,9 @@ def decide_result(plan: Plan, decision: Mapping[str, Any], calls: Sequence[Call]
     return result
 
 
-def shared_result(plan: Plan, decisions: Sequence[Mapping[str, Any]], calls: Sequence[Call], info: EngineInfo,
-                  total_seconds: float) -> dict[str, Any]:
+def shared_result(
+    plan: Plan, decisions: Sequence[Mapping[str, Any]], calls: Sequence[Call], info: EngineInfo, total_seconds: float
+) -> dict[str, Any]:
     """The response of ``/decide/shared``: results in request order and the timing block. Raises BrokenAnswer."""
     return {
         "results": _results(plan, decisions, calls, info),
@@ -128,8 +140,9 @@ def shared_result(plan: Plan, decisions: Sequence[Mapping[str, Any]], calls: Seq
     }
 
 
-def _results(plan: Plan, decisions: Sequence[Mapping[str, Any]], calls: Sequence[Call],
-             info: EngineInfo) -> list[dict[str, Any]]:
+def _results(
+    plan: Plan, decisions: Sequence[Mapping[str, Any]], calls: Sequence[Call], info: EngineInfo
+) -> list[dict[str, Any]]:
     for call, items in zip(calls, plan.job.calls, strict=True):
         check_call(call, plan.job.call_questions(items))
     out = []
@@ -146,7 +159,9 @@ def _results(plan: Plan, decisions: Sequence[Mapping[str, Any]], calls: Sequence
     return out
 
 
-def _one(result_id: str, option_ids: list[str], asked: Asked, calls: Sequence[Call], info: EngineInfo) -> dict[str, Any]:
+def _one(
+    result_id: str, option_ids: list[str], asked: Asked, calls: Sequence[Call], info: EngineInfo
+) -> dict[str, Any]:
     """The result for one ordering, ``option_ids`` in the order asked (contract § Mapping)."""
     call = calls[asked.call]
     native = call["answer"]["answers"][asked.field]

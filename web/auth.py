@@ -10,8 +10,8 @@ __all__ = ["BearerAuth"]
 
 
 class BearerAuth:
-    """Checks ``Authorization`` against one token. The scheme's name is case-insensitive (RFC 9110 §11.1); one space; then the
-    exact token."""
+    """Checks ``Authorization`` against one token. The scheme's name is case-insensitive (RFC 9110 §11.1); one space;
+    then the exact token."""
 
     def __init__(self, token: str) -> None:
         self._token = token.encode("ascii")

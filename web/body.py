@@ -1,4 +1,5 @@
-"""Reading a request's body ourselves: bounded, with a deadline, plain or compressed; and draining one after an early answer.
+"""Reading a request's body ourselves: bounded, with a deadline, plain or compressed; and draining one after an early
+answer.
 
 Werkzeug cuts an over-long chunked body at the limit and says nothing (trouble.md rank 1), so nothing here goes through
 ``request.data`` and its kin.
@@ -6,6 +7,8 @@ Werkzeug cuts an over-long chunked body at the limit and says nothing (trouble.m
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import sys
 import threading
 import time
@@ -23,19 +26,23 @@ else:
 __all__ = ["BodyReader"]
 
 _STEP = 64 * 1024
-#: After an early answer at most this much is read and thrown away, so that a client that writes its whole body before it
-#: reads gets to see the answer (trouble.md rank 9: bodies up to about 8 MiB, one or two seconds).
+#: After an early answer at most this much is read and thrown away, so that a client that writes its whole body before
+#: it reads gets to see the answer (trouble.md rank 9: bodies up to about 8 MiB, one or two seconds).
 _DRAIN_BYTES = 9 << 20
 _DRAIN_SECONDS = 2.0
-#: Memory that a zstd frame may ask of the decoder, as a power of two: 8 MiB, the least a decoder has to offer (RFC 8878).
+#: Memory that a zstd frame may ask of the decoder, as a power of two: 8 MiB, the least a decoder has to offer (RFC
+#: 8878).
 _ZSTD_WINDOW_LOG = 23
 
 Environ = dict[str, Any]
 
 
 class _Decoder(Protocol):
-    eof: bool
-    unused_data: bytes
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
 
     def decompress(self, data: bytes, max_length: int) -> bytes: ...
 
@@ -43,9 +50,10 @@ class _Decoder(Protocol):
 class _Cutoffs:
     """Ends the reading side of sockets whose time is over.
 
-    A socket timeout bounds one ``recv`` only, and the server's reader loops over many, so a client that drips bytes would
-    never meet it. One daemon thread a process instead shuts such a socket for reading, which the reader sees as the end of
-    the body; the answer can still be written. All entries live equally long, so they fall due in the order they came.
+    A socket timeout bounds one ``recv`` only, and the server's reader loops over many, so a client that drips bytes
+    would never meet it. One daemon thread a process instead shuts such a socket for reading, which the reader sees as
+    the end of the body; the answer can still be written. All entries live equally long, so they fall due in the order
+    they came.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -85,10 +93,8 @@ class _Cutoffs:
                 sock = entry.pop()
             except IndexError:
                 continue
-            try:
-                sock.shutdown(0)  # SHUT_RD
-            except OSError:
-                pass  # already gone
+            with contextlib.suppress(OSError):  # already gone
+                sock.shutdown(socket.SHUT_RD)
 
 
 class BodyReader:
@@ -101,14 +107,18 @@ class BodyReader:
         self._deadline_s = deadline_s
 
     def read(self, environ: Environ) -> bytes:
-        """The decoded body. Raises ApiError: ``request_too_large``, ``request_timeout``, ``unsupported_media_type`` for an
-        encoding other than gzip and zstd or a multipart body, ``invalid_request`` for a body cut short or garbled."""
+        """The decoded body. Raises ApiError: ``request_too_large``, ``request_timeout``, ``unsupported_media_type`` for
+        an encoding other than gzip and zstd or a multipart body, ``invalid_request`` for a body cut short or
+        garbled."""
         if environ.get("CONTENT_TYPE", "").lower().startswith("multipart/"):
             raise ApiError("unsupported_media_type", "multipart bodies are not supported; send JSON")
         encoding = environ.get("HTTP_CONTENT_ENCODING", "").strip().lower()
         if encoding not in ("", "identity", "gzip", "x-gzip", "zstd"):
-            raise ApiError("unsupported_media_type", "Content-Encoding must be gzip, zstd or absent",
-                           [("Accept-Encoding", "gzip, zstd")])
+            raise ApiError(
+                "unsupported_media_type",
+                "Content-Encoding must be gzip, zstd or absent",
+                [("Accept-Encoding", "gzip, zstd")],
+            )
         raw = self._receive(environ)
         environ["decision.body_read"] = True
         if encoding in ("", "identity"):
@@ -119,6 +129,12 @@ class BodyReader:
         """Throw the rest of an unread body away, within bounds, after the answer is out. Never raises."""
         sock = environ.get("gunicorn.socket")
         if sock is None:
+            return
+        if _awaits_continue(environ):
+            # This caller holds its body back and may now send a next request in its place; the server would take that
+            # for the body. Ending the connection is the only reading of it that cannot go wrong.
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RD)
             return
         entry = self._draining.arm(sock)
         stream, left = environ["wsgi.input"], _DRAIN_BYTES
@@ -136,7 +152,7 @@ class BodyReader:
         if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > self._max_bytes):
             raise self._too_large()
         sock = environ.get("gunicorn.socket")
-        if sock is not None and environ.get("HTTP_EXPECT", "").lower() == "100-continue":
+        if sock is not None and _awaits_continue(environ):
             # conf/gunicorn.conf.py keeps the server from inviting a body before auth and admission have passed.
             sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
             environ["decision.continued"] = True
@@ -150,10 +166,9 @@ class BodyReader:
             except IndexError:
                 in_time = False
         if not in_time:
-            raise ApiError("request_timeout", f"the body did not arrive within {self._deadline_s:g} seconds",
-                           [("Connection", "close")])
+            raise ApiError("request_timeout", f"the body did not arrive within {self._deadline_s:g} seconds")
         if broken or (declared.isascii() and declared.isdigit() and len(raw) < int(declared)):
-            raise ApiError("invalid_request", "the body was cut short or its chunks are malformed", [("Connection", "close")])
+            raise ApiError("invalid_request", "the body was cut short or its chunks are malformed")
         return raw
 
     def _read_stream(self, stream: Any) -> tuple[bytes, bool]:
@@ -180,7 +195,7 @@ class BodyReader:
         # A frame that names its size may also ask for a window of that size: refuse it before a decoder is made.
         if declared is not None and declared > self._max_bytes:
             raise self._too_large()
-        options = {zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG}
+        options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG}
         return self._decode(zstd.ZstdDecompressor(options=options), raw, "zstd")
 
     def _decode(self, decoder: _Decoder, raw: bytes, name: str) -> bytes:
@@ -199,6 +214,10 @@ class BodyReader:
 
     def _too_large(self) -> ApiError:
         return ApiError("request_too_large", f"the body is over {self._max_bytes} bytes")
+
+
+def _awaits_continue(environ: Environ) -> bool:
+    return environ.get("HTTP_EXPECT", "").lower() == "100-continue" and not environ.get("decision.continued")
 
 
 def _garbled(name: str) -> ApiError:

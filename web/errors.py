@@ -1,10 +1,11 @@
-"""Errors: the one table from an error's kind to its status, codes and headers, and the one place that writes an error body.
+"""Errors: the one table from an error's kind to its status, codes and headers, and the one place that writes an error
+body.
 
     ApiError            anything a caller is told; carries a kind of the table
     └── Invalid         422 with the list of problems found
 
-Every body has the contract's ``error: {code, message}``. On the Jev routes (``/v1/...``) it also has Jev's ``detail``, so that
-one body serves the contract's readers, jevcompat and the official SDK (wire/systemone.md §4.2).
+Every body has the contract's ``error: {code, message}``. On the Jev routes (``/v1/...``) it also has Jev's ``detail``,
+so that one body serves the contract's readers, jevcompat and the official SDK (wire/systemone.md §4.2).
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import Any
 
 from shared import jsonio
 
-__all__ = ["ApiError", "Invalid", "KINDS", "Kind", "Problem", "kind_of_status", "render"]
+__all__ = ["KINDS", "ApiError", "Invalid", "Kind", "Problem", "kind_of_status", "render"]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One row: HTTP status, the contract's ``error.code``, Jev's ``detail.error_type``, seconds for ``Retry-After`` (0: no
-    retry helps)."""
+    """One row: HTTP status, the contract's ``error.code``, Jev's ``detail.error_type``, seconds for ``Retry-After`` (0:
+    no retry helps)."""
 
     status: int
     code: str

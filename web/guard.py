@@ -1,7 +1,7 @@
 """What every POST passes, in this order: auth (401), admission (429), body (413), JSON (422), and the ask itself.
 
-It stands in the route's own ``with`` block and not in request hooks, so that no failing hook can leak a slot (architecture.md
-§1.16).
+It stands in the route's own ``with`` block and not in request hooks, so that no failing hook can leak a slot
+(architecture.md §1.16).
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ class Admitted:
         return self.services.scorer.describe().info
 
     def score(self, make: Callable[[EngineInfo], Any]) -> tuple[Any, Scored, EngineInfo]:
-        """Plan with ``make`` (which validates under the engine's limits and returns something with a ``job``) and have it scored.
+        """Plan with ``make`` (which validates under the engine's limits and returns something with a ``job``) and have
+        it scored.
 
-        A scorer restarted since its description was read refuses the job before running any of it; then the plan is made
-        anew, once, for the engine that runs now.
+        A scorer restarted since its description was read refuses the job before running any of it; then the plan is
+        made anew, once, for the engine that runs now.
         """
         scorer = self.services.scorer
         description = scorer.describe()
@@ -65,9 +66,13 @@ class Admitted:
             job: Job = plan.job
             try:
                 scored = scorer.ask(
-                    job, slot=self._slot.index, job_id=self._job_id, boot_id=description.boot_id,
+                    job,
+                    slot=self._slot.index,
+                    job_id=self._job_id,
+                    boot_id=description.boot_id,
                     deadline=self.record.started + self.services.settings.request_budget_s,
-                    request_id=self.record.request_id, caller=request.environ.get("gunicorn.socket"),
+                    request_id=self.record.request_id,
+                    caller=request.environ.get("gunicorn.socket"),
                 )
             except StaleBoot:
                 if last_try:
@@ -75,8 +80,11 @@ class Admitted:
                 description = scorer.describe(afresh=True)
                 continue
             self.record.facts.update(
-                calls=len(job.calls), questions=sum(map(len, job.calls)), queue_ms=scored.reply.queue_ms,
-                score_ms=scored.reply.score_ms, boot_id=description.boot_id,
+                calls=len(job.calls),
+                questions=sum(map(len, job.calls)),
+                queue_ms=scored.reply.queue_ms,
+                score_ms=scored.reply.score_ms,
+                boot_id=description.boot_id,
             )
             return plan, scored, description.info
         raise ApiError("scorer_unavailable", "the scorer was restarted twice while it was asked")

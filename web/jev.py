@@ -15,12 +15,15 @@ __all__ = ["choice_confidence", "jev_answer", "plain_question", "score_confidenc
 
 
 def plain_question(question: Mapping[str, Any]) -> dict[str, Any]:
-    """A validated Jev question as an engine takes it: every text a string (§10 row 15), a null text empty (row 14), the sides of
-    a noul that say nothing left out (row 13). Never the words ``None`` or a Python repr."""
-    kind, criteria = question["type"], question.get("criteria")
+    """A validated Jev question as an engine takes it: every text a string (§10 row 15), a null text empty (row 14), the
+    sides of a noul that say nothing left out (row 13). Never the words ``None`` or a Python repr."""
+    kind = question["type"]
+    criteria: Any = question.get("criteria")
     plain: dict[str, Any] = {"type": kind, "instructions": as_text(question.get("instructions"))}
     if kind == "noul":
-        sides = {side: as_text(criteria[side]) for side in ("true", "false") if criteria and criteria.get(side) is not None}
+        sides = {
+            side: as_text(criteria[side]) for side in ("true", "false") if criteria and criteria.get(side) is not None
+        }
         if sides:
             plain["criteria"] = sides
     elif kind == "choice":
@@ -39,13 +42,17 @@ def jev_answer(question: Mapping[str, Any], native: Mapping[str, Any]) -> dict[s
         out["noul"] = native["noul"]
     elif kind == "choice":
         in_order = {name: probabilities[name] for name in question["criteria"]}
-        out.update(choice=native["choice"], confidence=choice_confidence(list(in_order.values())), probabilities=in_order)
+        out.update(
+            choice=native["choice"], confidence=choice_confidence(list(in_order.values())), probabilities=in_order
+        )
     else:
         levels = question["criteria"]
         in_order = {str(i): probabilities[str(i)] for i in range(len(levels))}
         out.update(
-            score=native["score"], confidence=score_confidence(list(in_order.values())),
-            legend={str(i): level for i, level in enumerate(levels)}, probabilities=in_order,
+            score=native["score"],
+            confidence=score_confidence(list(in_order.values())),
+            legend={str(i): level for i, level in enumerate(levels)},
+            probabilities=in_order,
         )
     out["x_native"] = native
     return out
@@ -59,8 +66,8 @@ def choice_confidence(probabilities: Sequence[float]) -> float:
 
 
 def score_confidence(probabilities: Sequence[float]) -> float:
-    """``max(0, 1 − Σ p_i·|i − k| / D)``: k the most probable level (lowest on a tie), D the mean distance from the middle
-    (§3); 1 for a single level."""
+    """``max(0, 1 − Σ p_i·|i − k| / D)``: k the most probable level (lowest on a tie), D the mean distance from the
+    middle (§3); 1 for a single level."""
     p = _normalised(probabilities)
     n = len(p)
     if n == 1:
@@ -73,4 +80,3 @@ def score_confidence(probabilities: Sequence[float]) -> float:
 def _normalised(probabilities: Sequence[float]) -> list[float]:
     total = math.fsum(probabilities)
     return [p / total for p in probabilities] if total else [1.0 / len(probabilities)] * len(probabilities)
-

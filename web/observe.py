@@ -1,18 +1,22 @@
-"""Request ids and the access line: a WSGI layer around the application, so that every response has them, errors included."""
+"""Request ids and the access line: a WSGI layer around the application, so that every response has them, errors
+included."""
 
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
-import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from werkzeug.wsgi import ClosingIterator
+
 __all__ = ["Observed", "RequestRecord", "record_of"]
 
 _RECORD = "decision.record"
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"})
 _SAFE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _log = logging.getLogger("web.access")
 
@@ -21,11 +25,12 @@ _log = logging.getLogger("web.access")
 class RequestRecord:
     """What the access line tells of one request: ids, counts and times, never a text of the caller's.
 
-    ``started`` is monotonic seconds; ``facts`` are added by whoever learns them.
+    ``started`` is monotonic seconds, ``ms`` the time to the answer; ``facts`` are added by whoever learns them.
     """
 
     request_id: str
     started: float
+    ms: float = 0.0
     status: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -37,7 +42,8 @@ def record_of(environ: dict[str, Any]) -> RequestRecord:
 
 
 class Observed:
-    """WSGI middleware. A caller's ``X-Request-ID`` is kept when it is safe to log, else a new id is made; it goes back as
+    """WSGI middleware. A caller's ``X-Request-ID`` is kept when it is safe to log, else a new id is made; it goes back
+    as
     ``X-Request-ID`` and, for the Jev SDK, as ``x-typesafe-request-id``."""
 
     def __init__(self, app: Callable[..., Iterable[bytes]]) -> None:
@@ -46,23 +52,38 @@ class Observed:
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Serve one request and write its line."""
         given = environ.get("HTTP_X_REQUEST_ID", "")
-        request_id = given if _SAFE_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        request_id = given if _SAFE_ID.fullmatch(given) else f"req_{os.urandom(16).hex()}"
         record = RequestRecord(request_id, time.monotonic())
         environ[_RECORD] = record
 
         def respond(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
             record.status = int(status[:3])
-            headers += [("X-Request-ID", request_id), ("x-typesafe-request-id", request_id), ("Cache-Control", "no-store")]
+            headers += [
+                ("X-Request-ID", request_id),
+                ("x-typesafe-request-id", request_id),
+                ("Cache-Control", "no-store"),
+            ]
             return start_response(status, headers, exc_info)
 
-        try:
-            return self._app(environ, respond)
-        finally:
-            _log.info("request", extra={"fields": {
-                "request_id": request_id,
-                "method": environ["REQUEST_METHOD"] if environ["REQUEST_METHOD"].isalpha() else "?",
+        body = self._app(environ, respond)
+        record.ms = 1000 * (time.monotonic() - record.started)
+        # Written once the answer is out: the caller does not wait for the log.
+        return ClosingIterator(body, lambda: _write_line(environ, record))
+
+
+def _write_line(environ: dict[str, Any], record: RequestRecord) -> None:
+    method = environ["REQUEST_METHOD"]
+    _log.info(
+        "request",
+        extra={
+            "fields": {
+                "request_id": record.request_id,
+                # A method is a token of the caller's own choice; one that no route has is not repeated.
+                "method": method if method in _METHODS else "other",
                 "route": record.facts.pop("route", "none"),
                 "status": record.status,
-                "ms": round(1000 * (time.monotonic() - record.started), 3),
+                "ms": round(record.ms, 3),
                 **record.facts,
-            }})
+            }
+        },
+    )

@@ -12,8 +12,16 @@ from typing import Any
 
 from shared.wire import CallItem, Job
 
-__all__ = ["MAX_ALL_OPTIONS", "Asked", "Plan", "count_orderings", "orderings", "plan_decisions", "plan_independent",
-           "plan_joint"]
+__all__ = [
+    "MAX_ALL_OPTIONS",
+    "Asked",
+    "Plan",
+    "count_orderings",
+    "orderings",
+    "plan_decisions",
+    "plan_independent",
+    "plan_joint",
+]
 
 #: ``orderings: "all"`` is n! calls' worth of work; above this many options it is refused (contract § Mapping).
 MAX_ALL_OPTIONS = 4
@@ -23,8 +31,8 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Asked:
-    """Where one ordering of one decision was asked: the call's index in the request, the field name in it, the number of
-    questions it holds, and the order of the options (positions in the caller's order)."""
+    """Where one ordering of one decision was asked: the call's index in the request, the field name in it, the number
+    of questions it holds, and the order of the options (positions in the caller's order)."""
 
     call: int
     field: str
@@ -48,8 +56,9 @@ class Plan:
 def orderings(options: int, mode: str) -> list[Order]:
     """The option orders of one decision, the caller's own first.
 
-    ``none``: that one; ``rotations``: the n cyclic shifts, ordering k starting at option k; ``all``: the n! permutations in
-    lexicographic order of positions. Raises ValueError for any other mode and for ``all`` above :data:`MAX_ALL_OPTIONS`.
+    ``none``: that one; ``rotations``: the n cyclic shifts, ordering k starting at option k; ``all``: the n!
+    permutations in lexicographic order of positions. Raises ValueError for any other mode and for ``all`` above
+    :data:`MAX_ALL_OPTIONS`.
     """
     own = tuple(range(options))
     if mode == "none":
@@ -74,9 +83,10 @@ def count_orderings(options: int, mode: str) -> int:
 def plan_decisions(state: Any, decisions: Sequence[Mapping[str, Any]], per_call: int) -> Plan:
     """Plan ``/decide`` (one decision) and ``/decide/shared``.
 
-    Ordering k of every decision that has more than k forms wave k; each wave is packed greedily, in request order, into calls
-    of at most ``per_call`` questions, and no wave tops up an earlier one's last call. So wave 0 is the request as written, and
-    no call holds two orderings of one decision. Field names restart with every call: ``q`` alone, else ``q1`` to ``qN``.
+    Ordering k of every decision that has more than k forms wave k; each wave is packed greedily, in request order, into
+    calls of at most ``per_call`` questions, and no wave tops up an earlier one's last call. So wave 0 is the request as
+    written, and no call holds two orderings of one decision. Field names restart with every call: ``q`` alone, else
+    ``q1`` to ``qN``.
     """
     orders = [orderings(len(decision["options"]), decision["orderings"]) for decision in decisions]
     calls: list[list[CallItem]] = []
@@ -84,7 +94,7 @@ def plan_decisions(state: Any, decisions: Sequence[Mapping[str, Any]], per_call:
     for wave in range(max(map(len, orders))):
         members = [index for index, own in enumerate(orders) if len(own) > wave]
         for start in range(0, len(members), per_call):
-            packed = members[start:start + per_call]
+            packed = members[start : start + per_call]
             call = []
             for name, index in zip(_field_names(len(packed)), packed, strict=True):
                 order = orders[index][wave]
@@ -104,7 +114,8 @@ def plan_joint(state: Any, questions: Mapping[str, Any]) -> Plan:
 
 
 def plan_independent(state: Any, questions: Sequence[Any]) -> Plan:
-    """Plan ``/v1/systemone`` in the ``jev`` profile, and any other surface of independent questions: one call each, field
+    """Plan ``/v1/systemone`` in the ``jev`` profile, and any other surface of independent questions: one call each,
+    field
     ``q``, so that neither a name nor a neighbour can change an answer (wire/systemone.md §10, rows 5 and 6)."""
     calls = [[CallItem("q", index)] for index in range(len(questions))]
     return Plan(Job(state, list(questions), calls), tuple((Asked(i, "q", 1, ()),) for i in range(len(questions))))

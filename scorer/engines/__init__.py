@@ -1,5 +1,4 @@
-"""The engines. A new one is a module with a class of :class:`scorer.engines.base.Engine`'s shape, one line here, and its
-name in the ``ENGINE`` row of :data:`shared.settings.SETTINGS`."""
+"""The engines. A new one is a module with a class of :class:`scorer.engines.base.Engine`'s shape, and one line here."""
 
 from __future__ import annotations
 
@@ -26,7 +25,10 @@ def create(settings: ScorerSettings) -> Engine:
         module, _, name = ENGINES[settings.engine].partition(":")
         factory = getattr(importlib.import_module(module), name)
     except KeyError:
-        raise StartRefused(f"INTERN_DECISION_ENGINE: this release has no engine {settings.engine!r}") from None
+        known = ", ".join(sorted(ENGINES))
+        raise StartRefused(
+            f"INTERN_DECISION_ENGINE: there is no engine {settings.engine!r}; there are {known}"
+        ) from None
     except ModuleNotFoundError as error:
         raise StartRefused(
             f"INTERN_DECISION_ENGINE={settings.engine} needs the package {error.name!r}: "

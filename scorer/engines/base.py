@@ -1,14 +1,14 @@
 """The protocol between the inference thread and an engine (design §4).
 
-The inference thread alone calls an engine: ``load`` once, then, for every job, ``prepare`` for all its calls and ``predict``
-for each in turn. An engine therefore needs no lock.
+The inference thread alone calls an engine: ``load`` once, then, for every job, ``prepare`` for all its calls and
+``predict`` for each in turn. An engine therefore needs no lock.
 
 What an engine may raise, and what becomes of it:
 
     StartRefused        load only: exit 78, no restart
-    ValueError          prepare or predict: the input is at fault, 422 with the message (which must quote no caller text)
-    OutOfMemory         503 out_of_memory, the process goes on; so does a RuntimeError whose first line says "out of memory"
-    FatalEngineError    500 scoring_failed, then the process exits for its supervisor to replace
+    ValueError          prepare or predict: the input is at fault, 422 with the message (which must quote no caller
+    text) OutOfMemory         503 out_of_memory, the process goes on; so does a RuntimeError whose first line says "out
+    of memory" FatalEngineError    500 scoring_failed, then the process exits for its supervisor to replace
     anything else       500 scoring_failed, then the canary must answer as it did at start, or the process exits
 """
 
@@ -23,7 +23,14 @@ from shared import jsonio
 from shared.wire import EngineInfo
 
 __all__ = [
-    "CallResult", "Engine", "FatalEngineError", "NonFiniteForward", "OutOfMemory", "PreparedCall", "Question", "StartRefused",
+    "CallResult",
+    "Engine",
+    "FatalEngineError",
+    "NonFiniteForward",
+    "OutOfMemory",
+    "PreparedCall",
+    "Question",
+    "StartRefused",
     "canonical_hashes",
 ]
 
@@ -52,8 +59,8 @@ class PreparedCall:
     """A call that is validated, rendered and tokenised, but has met no model.
 
     ``input_tokens`` counts the whole call, the state and all its questions; ``prompt_sha256`` is the hash of the prompt
-    text, or, for an engine without one, of the canonical JSON of the call (:func:`canonical_hashes`); ``payload`` is the
-    engine's own.
+    text, or, for an engine without one, of the canonical JSON of the call (:func:`canonical_hashes`); ``payload`` is
+    the engine's own.
     """
 
     input_tokens: int
@@ -63,9 +70,10 @@ class PreparedCall:
 
 @dataclass(frozen=True)
 class CallResult:
-    """``answer`` is the object of engine/intern-decision.md §1.8: ``answers``, ``usage``, ``timing``, ``calibration``, ``model``,
-    ``backend``. ``cached_tokens`` counts tokens of the call that were not read again because an earlier call of the same
-    request had read them."""
+    """``answer`` is the object of engine/intern-decision.md §1.8: ``answers``, ``usage``, ``timing``, ``calibration``,
+    ``model``,
+    ``backend``. ``cached_tokens`` counts tokens of the call that were not read again because an earlier call of the
+    same request had read them."""
 
     answer: dict[str, Any]
     cached_tokens: int = 0
@@ -83,8 +91,8 @@ class Engine(Protocol):
     def prepare(self, state: Any, calls: Sequence[Mapping[str, Question]]) -> Sequence[PreparedCall]:
         """Validate, render and tokenise every call of one request, without any forward pass.
 
-        ``calls`` maps field names to questions. Raises ValueError, so that a request of which any call is bad or too long
-        costs no forward pass at all.
+        ``calls`` maps field names to questions. Raises ValueError, so that a request of which any call is bad or too
+        long costs no forward pass at all.
         """
 
     def predict(self, call: PreparedCall) -> CallResult:
@@ -101,8 +109,8 @@ class Engine(Protocol):
 
 
 def canonical_hashes(state: Any, calls: Sequence[Mapping[str, Question]]) -> list[str]:
-    """sha256 (hex) of each call's canonical JSON ``{"state":...,"questions":{...}}``: compact, UTF-8, names in the caller's
-    order, since that order is part of what was asked. The state is written and hashed once for all calls."""
+    """sha256 (hex) of each call's canonical JSON ``{"state":...,"questions":{...}}``: compact, UTF-8, names in the
+    caller's order, since that order is part of what was asked. The state is written and hashed once for all calls."""
     prefix = hashlib.sha256(b'{"state":' + jsonio.dumps(state) + b',"questions":')
     out = []
     for questions in calls:

@@ -1,7 +1,7 @@
 """The scriptable engine of the tests. It has no model: the option at position i gets the i-th number of a list.
 
-A state that is an object with the name ``fake`` scripts its own request; otherwise the file ``fake.json`` in the run directory,
-read at every call, scripts all of them; otherwise the defaults hold. A script is an object with any of:
+A state that is an object with the name ``fake`` scripts its own request; otherwise the file ``fake.json`` in the run
+directory, read at every call, scripts all of them; otherwise the defaults hold. A script is an object with any of:
 
     weights       numbers by option position, renormalised (default 0.6, 0.3, 0.1, then 0.05 each)
     probabilities numbers by option position, passed on as they are
@@ -46,7 +46,11 @@ __all__ = ["FakeEngine"]
 _WEIGHTS = (0.6, 0.3, 0.1)
 _REST = 0.05
 _ERRORS = {
-    "value": ValueError, "oom": OutOfMemory, "runtime": RuntimeError, "fatal": FatalEngineError, "non_finite": NonFiniteForward,
+    "value": ValueError,
+    "oom": OutOfMemory,
+    "runtime": RuntimeError,
+    "fatal": FatalEngineError,
+    "non_finite": NonFiniteForward,
 }
 
 
@@ -69,10 +73,18 @@ class FakeEngine:
     def info(self) -> EngineInfo:
         """A description with nothing real in it."""
         return EngineInfo(
-            engine="fake", name="fake", revision="0", readout="numbers from the test's script; prompt_sha256 hashes the call's JSON",
-            prompt_version="fake-1", probability_status="not probabilities of anything", default_profile="jev",
-            description="scriptable engine for tests", release_date="2026-11-30", limits=self._limits,
-            model={"source": "fake", "revision": "0"}, calibration={"method": "none", "temperature": 1.0},
+            engine="fake",
+            name="fake",
+            revision="0",
+            readout="numbers from the test's script; prompt_sha256 hashes the call's JSON",
+            prompt_version="fake-1",
+            probability_status="not probabilities of anything",
+            default_profile="jev",
+            description="scriptable engine for tests",
+            release_date="2026-11-30",
+            limits=self._limits,
+            model={"source": "fake", "revision": "0"},
+            calibration={"method": "none", "temperature": 1.0},
         )
 
     def prepare(self, state: Any, calls: Sequence[Mapping[str, Question]]) -> list[PreparedCall]:
@@ -94,8 +106,15 @@ class FakeEngine:
         """Answer by script."""
         index, state, questions, options = call.payload
         script = self._script(state)
-        self._log({"state": state, "questions": questions, "thread": threading.get_ident(), "load_thread": self._load_thread,
-                   "start": time.monotonic()})
+        self._log(
+            {
+                "state": state,
+                "questions": questions,
+                "thread": threading.get_ident(),
+                "load_thread": self._load_thread,
+                "start": time.monotonic(),
+            }
+        )
         time.sleep(script.get("sleep_s", 0))
         if "exit" in script:
             os.kill(os.getpid(), signal.SIGKILL) if script["exit"] == 9 else os._exit(script["exit"])
@@ -105,14 +124,20 @@ class FakeEngine:
         if script.get("drop_answer"):
             answers.popitem()
         self._log({"end": time.monotonic()})
-        return CallResult({
-            "answers": answers,
-            "usage": {"input_tokens": call.input_tokens, "output_tokens": len(answers), "decision_count": len(answers)},
-            "timing": {"inference_ms": round(1000.0 * script.get("sleep_s", 0), 2)},
-            "calibration": {"method": "none", "temperature": 1.0},
-            "model": "fake",
-            "backend": "fake",
-        })
+        return CallResult(
+            {
+                "answers": answers,
+                "usage": {
+                    "input_tokens": call.input_tokens,
+                    "output_tokens": len(answers),
+                    "decision_count": len(answers),
+                },
+                "timing": {"inference_ms": round(1000.0 * script.get("sleep_s", 0), 2)},
+                "calibration": {"method": "none", "temperature": 1.0},
+                "model": "fake",
+                "backend": "fake",
+            }
+        )
 
     def canary(self) -> Any:
         """The script file's ``canary``, or a constant."""

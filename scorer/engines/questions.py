@@ -79,8 +79,8 @@ def _levels(criteria: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
 def answer(options: Options, probabilities: Sequence[float]) -> dict[str, Any]:
     """The answer object of engine/intern-decision.md §1.8 for one question.
 
-    ``probabilities`` follow ``options.labels`` and sum to 1; ``confidence`` is the largest; an exact tie goes to the smaller
-    label as a string, as in the pinned file.
+    ``probabilities`` follow ``options.labels`` and sum to 1; ``confidence`` is the largest; an exact tie goes to the
+    smaller label as a string, as in the pinned file.
     """
     by_label = dict(zip(options.labels, probabilities, strict=True))
     decision = min(by_label, key=lambda label: (-by_label[label], label))

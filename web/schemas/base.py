@@ -1,4 +1,5 @@
-"""What the dialects' schemas share: rules with a type name, strict fields, and the way from marshmallow's errors to ours."""
+"""What the dialects' schemas share: rules with a type name, strict fields, and the way from marshmallow's errors to
+ours."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from marshmallow import EXCLUDE, Schema, ValidationError, fields
 
 from web.errors import Invalid, Problem
 
-__all__ = ["List", "Rule", "String", "StrictSchema", "Text", "load", "required"]
+__all__ = ["List", "Rule", "StrictSchema", "String", "Text", "load", "required"]
 
 
 class Rule(str):
@@ -44,13 +45,13 @@ def required(null: Rule) -> dict[str, Any]:
 class StrictSchema(Schema):
     """Base of every schema: unknown names are ignored, a body that is not an object is a ``dict_type``."""
 
-    class Meta:
+    class Meta:  # noqa: D106 (marshmallow's own name)
         unknown = EXCLUDE
 
-    error_messages = {"type": OBJECT}
+    error_messages = {"type": OBJECT}  # noqa: RUF012 (an instance variable to marshmallow)
 
 
-class String(fields.Field):
+class String(fields.Field[str]):
     """A string, exactly; ``nonempty`` refuses ``""`` (white space is kept and counts, as in SemIf)."""
 
     def __init__(self, *, nonempty: bool = False, **kwargs: Any) -> None:
@@ -65,7 +66,7 @@ class String(fields.Field):
         return value
 
 
-class Text(fields.Field):
+class Text(fields.Field[Any]):
     """A string, an object or an array, passed on as it is; ``nonempty`` refuses ``""``, ``{}`` and ``[]``."""
 
     def __init__(self, *, nonempty: bool = False, **kwargs: Any) -> None:
@@ -80,7 +81,7 @@ class Text(fields.Field):
         return value
 
 
-class List(fields.Field):
+class List(fields.Field[list[Any]]):
     """A list of ``least`` to ``most`` objects of one schema; ``most`` None is unbounded."""
 
     def __init__(self, schema: Schema, least: int, most: int | None, **kwargs: Any) -> None:

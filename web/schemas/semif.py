@@ -19,7 +19,7 @@ MIN_OPTIONS, MAX_OPTIONS = 2, 16
 _MODES = ("none", "rotations", "all")
 
 
-class _Orderings(fields.Field):
+class _Orderings(fields.Field[Any]):
     """One of the three words; null and absent mean ``none`` (wire/semif.md §8, 16)."""
 
     def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> str:
@@ -28,7 +28,7 @@ class _Orderings(fields.Field):
         return value
 
 
-class _NoWorkload(fields.Field):
+class _NoWorkload(fields.Field[Any]):
     """There is no per-workload table, so any value but null is refused, false and 0 included (contract, Limits)."""
 
     def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,8 @@
 """Schemas of ``/v1/systemone``, one a profile (design §5, wire/systemone.md §2).
 
-``native`` checks what the contract gives the server to check (state, question count, names, type, option cap) and leaves the
-rest to the engine's own validation. ``jev`` checks the whole grammar, since nothing but plain questions reaches the engine.
+``native`` checks what the contract gives the server to check (state, question count, names, type, option cap) and
+leaves the rest to the engine's own validation. ``jev`` checks the whole grammar, since nothing but plain questions
+reaches the engine.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _UNKNOWN_TYPE = Rule("union_tag_invalid", "must have the type noul, choice or sc
 _NO_BOX = Rule("union_tag_invalid", "box questions need an image, and images are not supported")
 
 
-class _Unsupported(fields.Field):
+class _Unsupported(fields.Field[Any]):
     """Refuses anything but null and an empty container (design §5)."""
 
     def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> Any:
@@ -35,7 +36,7 @@ class _Unsupported(fields.Field):
         return None
 
 
-class _NoulSides(fields.Field):
+class _NoulSides(fields.Field[Any]):
     """Null, or an object with ``true`` and/or ``false``, each a text or null."""
 
     def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> Any:
@@ -48,11 +49,11 @@ class _NoulSides(fields.Field):
             elif text is not None and not isinstance(text, (str, dict, list)):
                 errors[side] = [_TEXT_OR_NULL]
         if errors:
-            raise ValidationError(errors)  # type: ignore[arg-type]
+            raise ValidationError(errors)
         return value
 
 
-class _Options(fields.Field):
+class _Options(fields.Field[Any]):
     """An object of option name to text or null; the order is the caller's."""
 
     def __init__(self, most: int, **kwargs: Any) -> None:
@@ -63,14 +64,17 @@ class _Options(fields.Field):
         if not isinstance(value, dict):
             raise ValidationError(OBJECT)
         check_size(len(value), 1, self._most, "options")
-        errors = {name: [_TEXT_OR_NULL] for name, text in value.items()
-                  if text is not None and not isinstance(text, (str, dict, list))}
+        errors = {
+            name: [_TEXT_OR_NULL]
+            for name, text in value.items()
+            if text is not None and not isinstance(text, (str, dict, list))
+        }
         if errors:
-            raise ValidationError(errors)  # type: ignore[arg-type]
+            raise ValidationError(errors)
         return value
 
 
-class _Levels(fields.Field):
+class _Levels(fields.Field[Any]):
     """A list of texts, lowest first; a map is refused, so is a null level."""
 
     def __init__(self, most: int, **kwargs: Any) -> None:
@@ -81,9 +85,11 @@ class _Levels(fields.Field):
         if not isinstance(value, list):
             raise ValidationError(LIST)
         check_size(len(value), 1, self._most, "levels")
-        errors = {i: [Rule("string_type", TEXT)] for i, text in enumerate(value) if not isinstance(text, (str, dict, list))}
+        errors = {
+            i: [Rule("string_type", TEXT)] for i, text in enumerate(value) if not isinstance(text, (str, dict, list))
+        }
         if errors:
-            raise ValidationError(errors)  # type: ignore[arg-type]
+            raise ValidationError(errors)
         return value
 
 
@@ -98,7 +104,7 @@ class _Instructed(StrictSchema):
     instructions = Text(allow_none=True)
 
 
-class _Questions(fields.Field):
+class _Questions(fields.Field[Any]):
     """The ``questions`` object; how one question is checked is the profile's."""
 
     def __init__(self, most: int, **kwargs: Any) -> None:
@@ -118,7 +124,7 @@ class _Questions(fields.Field):
             except ValidationError as error:
                 errors[name] = error.messages
         if errors:
-            raise ValidationError(errors)  # type: ignore[arg-type]
+            raise ValidationError(errors)
         return loaded
 
     def _question(self, question: Any) -> dict[str, Any]:
@@ -129,10 +135,10 @@ class _Questions(fields.Field):
         if not isinstance(question, dict):
             raise ValidationError(OBJECT)
         if "type" not in question:
-            raise ValidationError({"type": [_UNTAGGED]})  # type: ignore[dict-item]
+            raise ValidationError({"type": [_UNTAGGED]})
         kind = question["type"]
         if not isinstance(kind, str) or kind not in _TYPES:
-            raise ValidationError({"type": [_NO_BOX if kind == "box" else _UNKNOWN_TYPE]})  # type: ignore[dict-item]
+            raise ValidationError({"type": [_NO_BOX if kind == "box" else _UNKNOWN_TYPE]})
         return kind
 
 
@@ -150,7 +156,7 @@ class _NativeQuestions(_Questions):
             try:
                 check_size(len(criteria), 1, self._most_options, "options")
             except ValidationError as error:
-                raise ValidationError({"criteria": error.messages}) from None  # type: ignore[dict-item]
+                raise ValidationError({"criteria": error.messages}) from None
         return dict(question)
 
 
@@ -169,8 +175,9 @@ class _JevQuestions(_Questions):
         if kind == "noul" and not loaded.get("instructions"):
             criteria = loaded.get("criteria") or {}
             if not any(text is not None for text in criteria.values()):
-                raise ValidationError({"instructions": [  # type: ignore[dict-item]
-                    Rule("value_error", "a noul needs instructions or a described side")]})
+                raise ValidationError(
+                    {"instructions": [Rule("value_error", "a noul needs instructions or a described side")]}
+                )
         return loaded
 
 
@@ -182,7 +189,7 @@ class _SystemOne(StrictSchema):
     assets = _Unsupported(allow_none=True)
 
 
-def _with(base: type[StrictSchema], **more: fields.Field) -> Schema:
+def _with(base: type[StrictSchema], **more: fields.Field[Any]) -> Schema:
     """A schema of ``base`` with more fields."""
     return base.from_dict(dict(more))()
 
@@ -192,6 +199,7 @@ def schema_for(profile: str, limits: Limits, native_options: int) -> Schema:
     """The schema of a body in ``profile`` under an engine's limits; ``native_options`` is NATIVE_MAX_OPTIONS."""
     if profile == "native":
         questions: _Questions = _NativeQuestions(
-            limits.questions, min(native_options, limits.options), **required(OBJECT))
+            limits.questions, min(native_options, limits.options), **required(OBJECT)
+        )
         return _with(_SystemOne, state=Text(nonempty=True, **required(TEXT)), questions=questions)
     return _with(_SystemOne, state=Text(**required(TEXT)), questions=_JevQuestions(limits, **required(OBJECT)))

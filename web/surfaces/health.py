@@ -31,29 +31,31 @@ def register(app: Flask, services: Services) -> None:
             raise ApiError("scorer_unavailable", f"the scorer is {status['state']}")
         info = EngineInfo.from_json(status["engine"])
         settings = services.settings
-        return json_response({
-            "status": "ok",
-            "model": info.model,
-            "vram_cap_gib": info.vram_cap_gib,
-            "max_tokens": info.limits.tokens,
-            "max_decisions": settings.max_decisions,
-            "max_questions_per_call": info.limits.questions,
-            "chunking": _CHUNKING.format(most=info.limits.questions),
-            "workloads": [],
-            "endpoints": ["/decide", "/decide/shared", "/v1/systemone"],
-            "systemone": _systemone(services, info),
-            "engine": info.engine,
-            "served_model": info.served_model,
-            "device": info.device,
-            "max_queue": settings.max_queue,
-            "slots_in_use": services.slots.in_use(),
-            "queue_length": status["queue_length"],
-            "busy_seconds": status["busy_seconds"],
-            "uptime_seconds": status["uptime_seconds"],
-            "memory": status["memory"],
-            "counters": status["counters"],
-            "boot_id": reply.boot_id,
-        })
+        return json_response(
+            {
+                "status": "ok",
+                "model": info.model,
+                "vram_cap_gib": info.vram_cap_gib,
+                "max_tokens": info.limits.tokens,
+                "max_decisions": settings.max_decisions,
+                "max_questions_per_call": info.limits.questions,
+                "chunking": _CHUNKING.format(most=info.limits.questions),
+                "workloads": [],
+                "endpoints": ["/decide", "/decide/shared", "/v1/systemone"],
+                "systemone": _systemone(services, info),
+                "engine": info.engine,
+                "served_model": info.served_model,
+                "device": info.device,
+                "max_queue": settings.max_queue,
+                "slots_in_use": services.slots.in_use(),
+                "queue_length": status["queue_length"],
+                "busy_seconds": status["busy_seconds"],
+                "uptime_seconds": status["uptime_seconds"],
+                "memory": status["memory"],
+                "counters": status["counters"],
+                "boot_id": reply.boot_id,
+            }
+        )
 
     app.add_url_rule("/health", view_func=health, methods=["GET"], provide_automatic_options=False)
 
@@ -69,6 +71,11 @@ def _systemone(services: Services, info: EngineInfo) -> dict[str, Any]:
         questions = min(limits.request_questions, JEV_QUESTIONS)
         options, levels = min(limits.options, JEV_OPTIONS), min(limits.levels, JEV_LEVELS)
     return {
-        "max_questions": questions, "chunking": "none", "images": "not supported", "max_tokens": limits.tokens,
-        "profile": profile, "max_options": options, "max_levels": levels,
+        "max_questions": questions,
+        "chunking": "none",
+        "images": "not supported",
+        "max_tokens": limits.tokens,
+        "profile": profile,
+        "max_options": options,
+        "max_levels": levels,
     }

@@ -1,4 +1,5 @@
-"""``GET /v1/models``, in one body for two kinds of client: Jev's ``models`` and OpenAI's ``data`` (wire/systemone.md §7, 6)."""
+"""``GET /v1/models``, in one body for two kinds of client: Jev's ``models`` and OpenAI's ``data`` (wire/systemone.md
+§7, 6)."""
 
 from __future__ import annotations
 
@@ -21,12 +22,14 @@ def register(app: Flask, services: Services) -> None:
         services.auth.check(request.environ.get("HTTP_AUTHORIZATION"))
         info = services.scorer.describe().info
         created = calendar.timegm(time.strptime(info.release_date, "%Y-%m-%d"))
-        return json_response({
-            "models": [
-                {"name": info.served_model, "description": info.description, "release_date": info.release_date},
-            ],
-            "object": "list",
-            "data": [{"id": info.served_model, "object": "model", "created": created, "owned_by": info.engine}],
-        })
+        return json_response(
+            {
+                "models": [
+                    {"name": info.served_model, "description": info.description, "release_date": info.release_date},
+                ],
+                "object": "list",
+                "data": [{"id": info.served_model, "object": "model", "created": created, "owned_by": info.engine}],
+            }
+        )
 
     app.add_url_rule("/v1/models", view_func=models, methods=["GET"], provide_automatic_options=False)

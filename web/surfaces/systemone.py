@@ -1,6 +1,7 @@
 """``POST /v1/systemone``: Jev's wire shape, in two profiles (design §5).
 
-``native``  the contract to the letter: one call, the caller's names, the engine's answers unmodified, its extras riding along.
+``native``  the contract to the letter: one call, the caller's names, the engine's answers unmodified, its extras riding
+along.
 ``jev``     every rule of the conformance suite: independent questions, Jev's confidence, extras under ``x_``.
 """
 
