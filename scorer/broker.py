@@ -49,9 +49,8 @@ _log = logging.getLogger("scorer.broker")
 @dataclass
 class _Waiting:
     envelope: list[bytes]
-    header: bytes
-    payload: zmq.Frame
     request: Request
+    payload: zmq.Frame
     arrived: float
     deadline: float
 
@@ -134,10 +133,10 @@ class Broker:
 
     def _take_messages(self) -> None:
         """Everything that has arrived, so that the queue is in order of arrival and not of polling."""
-        while True:
+        while self._front.get(zmq.EVENTS) & zmq.POLLIN:
             try:
                 frames = self._front.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            except zmq.Again:  # readable is no promise (libzmq#4527)
                 return
             # REQ's envelope: identity, empty, then our header and payload (a status request may leave the payload out).
             if not 3 <= len(frames) <= 4 or len(frames[1]):
@@ -170,18 +169,20 @@ class Broker:
             self._refuse(envelope, request, wire.STALE_BOOT, "")
         else:
             now = time.monotonic()
-            self._queue.append(_Waiting(envelope, header, payload, request, now, now + request.budget_ms / 1000))
+            self._queue.append(_Waiting(envelope, request, payload, now, now + request.budget_ms / 1000))
 
     def _dispatch(self) -> None:
         if self._running is None and self._queue:
             self._running = job = self._queue.popleft()
-            stamp = pack_stamp(job.arrived, job.deadline)
-            self._back.send_multipart([*job.envelope, job.header, job.payload, stamp], copy=False)
+            stamp = pack_stamp(job.arrived, job.deadline, job.request.slot, bytes.fromhex(job.request.id))
+            # One job is out at a time, so its envelope stays here; the empty frame is the one that REP expects.
+            self._back.send_multipart([b"", stamp, job.payload], copy=False)
 
     def _take_result(self) -> None:
-        frames = self._back.recv_multipart(copy=False)
-        self._running = None
-        self._send(frames)
+        _, header, payload = self._back.recv_multipart(copy=False)
+        job, self._running = self._running, None
+        if job is not None:
+            self._send([*job.envelope, header, payload])
 
     def _refuse(self, envelope: list[bytes], request: Request, status: str, message: str) -> None:
         self._reply(envelope, Reply(request.id, self._boot_id, status, message))

@@ -1,8 +1,8 @@
 """The one inference thread: a serial REP loop that loads the engine and runs every job (INV-2).
 
 torch keeps CUDA state per host thread, part of it outside the memory cap, so load, warm-up, canary and every call
-happen here and nowhere else. The broker sends three frames, header, payload and a stamp of its own (arrival and
-deadline on this process's monotonic clock); payloads are parsed here, where nothing else waits on the interpreter lock.
+happen here and nowhere else. The broker sends two frames, a stamp of its own (when the job came, until when it is
+wanted, its slot and id) and the payload; payloads are parsed here, where nothing else waits on the interpreter lock.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from scorer.engines.base import Engine, StartRefused
 from scorer.recovery import Afterwards, classify
 from shared import jsonio, logs, wire
 from shared.slots import SlotTable, WorkLease
-from shared.wire import EngineInfo, Job, Reply, Request
+from shared.wire import EngineInfo, Job, Reply
 
 __all__ = ["LOADING", "READY", "Snapshot", "Worker", "pack_stamp"]
 
@@ -45,12 +45,12 @@ class Snapshot:
     counters: dict[str, int] = field(default_factory=dict)
 
 
-_STAMP = struct.Struct("dd")
+_STAMP = struct.Struct("ddi16s")
 
 
-def pack_stamp(arrived: float, deadline: float) -> bytes:
-    """The broker's frame: arrival and deadline, monotonic seconds."""
-    return _STAMP.pack(arrived, deadline)
+def pack_stamp(arrived: float, deadline: float, slot: int, job_id: bytes) -> bytes:
+    """The broker's frame: arrival and deadline in monotonic seconds, the job's slot and its id (16 bytes)."""
+    return _STAMP.pack(arrived, deadline, slot, job_id)
 
 
 class Worker(threading.Thread):
@@ -120,20 +120,20 @@ class Worker(threading.Thread):
         socket.connect(self._endpoint)
         with socket:
             while self.snapshot.broken is None:
-                header, payload, stamp = socket.recv_multipart()
+                stamp, payload = socket.recv_multipart()
                 self.snapshot.busy_since = time.monotonic()
-                reply, body, afterwards = self._job(wire.decode_request(header), payload, stamp)
+                reply, body, afterwards = self._job(stamp, payload)
                 socket.send_multipart([wire.encode_reply(reply), body])
                 self._engine.release()
                 self._after(afterwards)
                 self.snapshot.memory = self._engine.memory()
                 self.snapshot.busy_since = None
 
-    def _job(self, request: Request, payload: bytes, stamp: bytes) -> tuple[Reply, bytes, Afterwards]:
+    def _job(self, stamp: bytes, payload: bytes) -> tuple[Reply, bytes, Afterwards]:
         started = time.monotonic()
-        arrived, deadline = _STAMP.unpack(stamp)
+        arrived, deadline, slot, job_id = _STAMP.unpack(stamp)
         body = b""
-        lease = self._slots.begin_work(request.slot, bytes.fromhex(request.id)) if started < deadline else None
+        lease = self._slots.begin_work(slot, job_id) if started < deadline else None
         if lease is None:
             status, message, afterwards = wire.EXPIRED, "", Afterwards.GO_ON
         else:
@@ -141,7 +141,7 @@ class Worker(threading.Thread):
                 status, message, afterwards, body = self._score(payload, lease, deadline)
         self._count(status)
         reply = Reply(
-            request.id,
+            job_id.hex(),
             self._boot_id,
             status,
             message,

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from shared import jsonio
-from shared.jsonio import MAX_DEPTH, InvalidJSON
+from shared.jsonio import InvalidJSON
 
 __all__ = [
     "BAD_MESSAGE",
@@ -51,8 +51,6 @@ MAX_HEADER_BYTES = 4096
 #: web tier checks before it sends. Rewriting a body grows it fourfold at most (``1e15`` becomes
 #: ``1000000000000000.0``).
 MAX_PAYLOAD_BYTES = 256 << 20
-#: The payload nests the caller's state and questions below its own containers.
-_PAYLOAD_DEPTH = MAX_DEPTH + 16
 
 # Statuses of a reply.
 OK = "ok"
@@ -274,7 +272,7 @@ def _object(frame: bytes, what: str, limit: int | None = MAX_HEADER_BYTES) -> di
     if limit is not None and len(frame) > limit:
         raise WireError(f"{what}: longer than {limit} bytes")
     try:
-        value = jsonio.loads(frame, _PAYLOAD_DEPTH)
+        value = jsonio.loads_ours(frame)
     except InvalidJSON as error:
         raise WireError(f"{what}: {error}") from None
     if not isinstance(value, dict):

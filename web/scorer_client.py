@@ -243,7 +243,7 @@ def _has_left(caller: Any) -> bool:
 
 def _object(payload: bytes) -> dict[str, Any]:
     try:
-        value = jsonio.loads(payload, jsonio.MAX_DEPTH + 16)
+        value = jsonio.loads_ours(payload)
     except jsonio.InvalidJSON:
         value = None
     if not isinstance(value, dict):
