@@ -133,7 +133,7 @@ class Broker:
 
     def _take_messages(self) -> None:
         """Everything that has arrived, so that the queue is in order of arrival and not of polling."""
-        while self._front.get(zmq.EVENTS) & zmq.POLLIN:
+        while self._front.poll(0):
             try:
                 frames = self._front.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:  # readable is no promise (libzmq#4527)

@@ -69,7 +69,8 @@ def loads(data: bytes, max_depth: int = MAX_DEPTH) -> Any:
 
 
 def loads_ours(data: bytes) -> Any:
-    """Parse JSON that the other tier wrote with :func:`dumps`: half the time of :func:`loads`, which has to assume a stranger.
+    """Parse JSON that the other tier wrote with :func:`dumps`, in half the time of :func:`loads`, which has to assume a
+    stranger.
 
     NaN, Infinity, bad syntax, bad UTF-8 and exhausting depth still raise :class:`InvalidJSON`.
     """
