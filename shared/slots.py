@@ -131,11 +131,15 @@ class SlotTable:
     def acquire(self, job_id: bytes) -> Slot | None:
         """Take a free slot for the job (16 bytes), or None when all are taken.
 
-        Raises :class:`SlotFileError` when the file was removed or replaced meanwhile: locks on a file that nobody else
-        can see would admit without limit.
+        Raises :class:`SlotFileError` when the file was removed, replaced or resized meanwhile: locks on a file that
+        nobody else can see, or two limits at once, would admit too many.
         """
         fd = self._open_same_file()
         try:
+            if self._read_size() != self.size:
+                raise SlotFileError(
+                    f"MAX_QUEUE in {self.path} is no longer {self.size}: another web tier uses this run directory"
+                )
             for index in range(self.size):
                 if not _lock(fd, fcntl.F_WRLCK, _HELD_AT + index):
                     continue

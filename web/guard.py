@@ -6,6 +6,7 @@ It stands in the route's own ``with`` block and not in request hooks, so that no
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from web.observe import RequestRecord, record_of
 from web.scorer_client import Scored, ScorerClient, StaleBoot
 
 __all__ = ["Admitted", "Services", "json_response", "post_route"]
+
+_log = logging.getLogger("web.guard")
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,8 @@ def post_route(app: Flask, services: Services, path: str, handle: Callable[[Admi
         try:
             slot = services.slots.acquire(job_id)
         except SlotFileError as error:
-            raise ApiError("scorer_unavailable", str(error)) from None
+            _log.error("no admission", extra={"fields": {"reason": str(error)}})
+            raise ApiError("scorer_unavailable", "the server cannot admit requests; its log says why") from None
         if slot is None:
             raise ApiError("busy", f"{services.settings.max_queue} requests are in progress; try again")
         with slot:

@@ -29,6 +29,9 @@ from web.errors import ApiError
 __all__ = ["Description", "Scored", "ScorerClient", "StaleBoot"]
 
 _CONNECT_S = 0.5
+#: A frozen scorer keeps its connections but answers no heartbeat (libzmq's own I/O threads exchange them, so a long
+#: call does not matter): after about this long a kept connection counts as lost.
+_HEARTBEAT_S, _SILENCE_S = 1, 4
 _STATUS_S = 0.5
 
 _log = logging.getLogger("web.scorer_client")
@@ -66,6 +69,8 @@ class _Connection:
         # Without it a send to an absent scorer "succeeds" and reaches the next one that starts (architecture.md §1.5).
         self.socket.immediate = 1
         self.socket.sndtimeo = int(1000 * _CONNECT_S)
+        self.socket.heartbeat_ivl = 1000 * _HEARTBEAT_S
+        self.socket.heartbeat_timeout = 1000 * _SILENCE_S
         self.monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self.poller = zmq.Poller()
         self.poller.register(self.socket, zmq.POLLIN)
@@ -112,7 +117,12 @@ class ScorerClient:
             reply, payload = self.status()
             if payload.get("engine") is None:
                 raise ApiError("scorer_unavailable", f"the scorer is {payload.get('state', 'not ready')}")
-            self._known = Description(reply.boot_id, EngineInfo.from_json(payload["engine"]))
+            try:
+                info = EngineInfo.from_json(payload["engine"])
+            except wire.WireError as error:
+                _log.error("unreadable engine description", extra={"fields": {"reason": str(error)}})
+                raise ApiError("scorer_unavailable", "the scorer is of another version") from None
+            self._known = Description(reply.boot_id, info)
         return self._known
 
     def ask(
