@@ -1,13 +1,14 @@
-"""The embedded engine: ``sparrow-nano-general-v1.1``, a small real model that ships inside the wheel ``sparrow-decider``.
+"""The embedded engine: ``sparrow-nano-general-v1.1``, a small real model inside the wheel of ``sparrow-decider``.
 
-It takes no download and no GPU. Beside the package it reads the whole state (the package cuts every text at 512 tokens
-without a word), reads it once per request, keeps the vectors of instructions and options between requests, and counts
-tokens. Within 512 tokens a text the answers are the package's own. Differences in what is asked, not in how:
+It takes no download and no GPU. The package silently cuts every text (state, instructions, an option) at 512 tokens and
+reads the state anew for each question; here every text is read whole, up to MAX_TOKENS a call, the state once for all
+questions, and the vectors of instructions and options are kept between requests. Up to 512 tokens the answers are the
+package's own. What can be asked differs in three points:
 
-    noul     labels are ``no`` and ``yes``; the texts the model reads still begin "false" and "true", as it was trained; a side
-             that is absent or null takes the package's default description (the package has "" for null)
-    one option or level      answered with probability 1, which the package refuses
-    score criteria as object its keys are the names of the levels
+    noul          its labels are ``no`` and ``yes``, though the texts the model reads begin "false" and "true" as in the
+                  package; a side that is absent or null takes the package's default description (there, null is "")
+    one option    or one level is answered with probability 1; the package refuses it
+    score         criteria may be an object, whose keys are then the names of the levels; the package takes a list only
 
 The inference thread alone calls it, loading and warm-up included, so it needs no lock.
 """
@@ -21,11 +22,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from sparrow_decider import NOUL_DEFAULT  # type: ignore[import-untyped, unused-ignore]
+from sparrow_decider import NOUL_DEFAULT
 
 from scorer.engines import sparrow_model
 from scorer.engines.base import CallResult, NonFiniteForward, PreparedCall, Question, StartRefused, canonical_hashes
-from scorer.engines.questions import Options, answer, check_questions, read_options, render
+from scorer.engines.questions import Options, answer, check_questions, read_options
 from scorer.engines.sparrow_model import (
     MODEL_NAME,
     MODEL_SHA256,
@@ -36,13 +37,14 @@ from scorer.engines.sparrow_model import (
     SparrowModel,
     count,
 )
+from shared.jsonio import as_text
 from shared.settings import ScorerSettings
 from shared.wire import EngineInfo, Limits
 
 __all__ = ["SparrowEngine"]
 
 _MIB = 1 << 20
-#: Characters of all texts of a question, or of one text, beyond which it is not kept.
+#: Characters of a text beyond which neither it nor its question is kept.
 _LONGEST_KEPT = 4096
 #: Names of a noul's options in the texts the model reads, in the order of the labels no and yes.
 _NOUL_NAMES = ("false", "true")
@@ -51,7 +53,8 @@ _CANARY_STATE = "I was charged twice this month; please send the second payment 
 _CANARY: dict[str, Question] = {
     "noul": {"type": "noul", "instructions": "Does the customer want money back?"},
     "choice": {
-        "type": "choice", "instructions": "What is it about?",
+        "type": "choice",
+        "instructions": "What is it about?",
         "criteria": {"billing": "charges and invoices", "bug": "something is broken", "other": None},
     },
     "score": {"type": "score", "instructions": "How urgent is it?", "criteria": ["can wait", "this week", "today"]},
@@ -69,7 +72,7 @@ class _Text:
 
 
 class _Prompt:
-    """A question as the model reads it: the texts of the instructions and of each option, and, once a call needs them, the
+    """A question as the model reads it: the texts of its instructions and options, and, once a call needs them, the
     rows made of their vectors, which replace them."""
 
     __slots__ = ("kind", "rows", "texts", "tokens")
@@ -91,8 +94,8 @@ class SparrowEngine:
     def __init__(self, settings: ScorerSettings) -> None:
         self._limits = Limits(tokens=settings.max_tokens)
         self._model: SparrowModel
-        # Callers' instructions and options live on as keys here, and their words in the model's word table: in memory only,
-        # and within these bounds.
+        # Callers' instructions and options live on as keys here, and their words in the model's word table: in memory
+        # only, and within these bounds.
         self._texts: BoundedCache[str, _Text] = BoundedCache(8192, 16 * _MIB, _MIB)
         self._prompts: BoundedCache[tuple[str, ...], _Prompt] = BoundedCache(2048, 32 * _MIB, _MIB)
 
@@ -106,23 +109,33 @@ class SparrowEngine:
         for name, probabilities in self.canary().items():
             expected = decider.probs(_CANARY_STATE, _CANARY[name])[3].tolist()
             if any(abs(ours - its) > 1e-6 for ours, its in zip(probabilities, expected, strict=True)):
-                raise StartRefused(f"sparrow: a {name} question at start expected {expected}, found {list(probabilities)}")
+                raise StartRefused(f"sparrow: warm-up {name}: expected {expected}, found {list(probabilities)}")
 
     def info(self) -> EngineInfo:
         """The model, its pins and its limits; after :meth:`load`."""
         return EngineInfo(
-            engine="sparrow", name=MODEL_NAME, revision=MODEL_SHA256[:12],
-            readout="mean-pooled static word-piece vectors of the state, the instructions and each option, compared by a small "
-                    "MLP (2.2 million parameters in all): no attention, no word order, no generated text; softmax over the "
-                    "supplied options; there is no prompt text, so prompt_sha256 hashes the call's canonical JSON",
+            engine="sparrow",
+            name=MODEL_NAME,
+            revision=MODEL_SHA256[:12],
+            readout="mean-pooled static word-piece vectors of the state, the instructions and each option, compared by "
+            "a small MLP (2.2 million parameters in all): no attention, no word order, no generated text; "
+            "softmax over the supplied options; without a prompt text, prompt_sha256 hashes the call's "
+            "canonical JSON",
             prompt_version=f"sparrow-decider-{PACKAGE_VERSION}/static-1",
-            probability_status="softmax with the package's temperature for the question's type, conditional on the supplied "
-                               "options; measured over-confident, so not to be taken as frequencies",
-            default_profile="jev", description="sparrow-nano: a small general decision model on the CPU",
-            release_date="2026-10-23", limits=self._limits,
+            probability_status="temperature-scaled by the package for each question type and conditional on the "
+            "supplied options; measured over-confident on yes/no and hard questions and "
+            "under-confident on plain intents, so not to be taken as frequencies",
+            default_profile="jev",
+            description="sparrow-nano: a small general decision model on the CPU",
+            release_date="2026-10-23",
+            limits=self._limits,
             model={
-                "source": f"pypi:sparrow-decider=={PACKAGE_VERSION}", "revision": MODEL_SHA256[:12], "model_sha256": MODEL_SHA256,
-                "dtype": "int8 weights, float32 arithmetic", "device": "cpu", "numpy_version": np.__version__,
+                "source": f"pypi:sparrow-decider=={PACKAGE_VERSION}",
+                "revision": MODEL_SHA256[:12],
+                "model_sha256": MODEL_SHA256,
+                "dtype": "int8 weights, float32 arithmetic",
+                "device": "cpu",
+                "numpy_version": np.__version__,
             },
             calibration=self._calibration(),
         )
@@ -130,10 +143,10 @@ class SparrowEngine:
     def prepare(self, state: Any, calls: Sequence[Mapping[str, Question]]) -> list[PreparedCall]:
         """Check and tokenise every call; nothing is pooled yet.
 
-        A call's tokens are those of the whole state and, for each question, of its instructions and of every option as the
-        model reads it ("name description"). Raises ValueError.
+        A call's tokens are those of the whole state and, for each question, of its instructions and of every option as
+        the model reads it ("name description"). Raises ValueError.
         """
-        text = _Text(self._model.encode(render(state)))
+        text = _Text(self._model.encode(as_text(state)))
         state_tokens = count(text.ids)
         prepared = []
         for questions, digest in zip(calls, canonical_hashes(state, calls), strict=True):
@@ -158,23 +171,33 @@ class SparrowEngine:
         scored = {name: self._probabilities(text.vector, item.prompt) for name, item in asked.items()}
         elapsed = time.perf_counter() - started
         answers = {name: answer(item.options, scored[name]) for name, item in asked.items()}
-        return CallResult({
-            "answers": answers,
-            "usage": {"input_tokens": call.input_tokens, "output_tokens": len(answers), "decision_count": len(answers)},
-            "timing": {"inference_ms": round(1000.0 * elapsed, 2)},
-            "calibration": self._calibration(),
-            "model": MODEL_NAME,
-            "backend": "sparrow",
-        }, cached_tokens=cached)
+        return CallResult(
+            {
+                "answers": answers,
+                "usage": {
+                    "input_tokens": call.input_tokens,
+                    "output_tokens": len(answers),
+                    "decision_count": len(answers),
+                },
+                "timing": {"inference_ms": round(1000.0 * elapsed, 2)},
+                "calibration": self._calibration(),
+                "model": MODEL_NAME,
+                "backend": "sparrow",
+            },
+            cached_tokens=cached,
+        )
 
     def canary(self) -> dict[str, tuple[float, ...]]:
-        """Probabilities of a small call with a question of each type, worked out anew: the caches are emptied first, so that
-        an entry a fault has damaged neither hides from the canary nor outlives it."""
+        """Probabilities of a small call with a question of each type, by field, whatever MAX_TOKENS is.
+
+        Worked out anew: the caches are emptied first, so that no entry a fault has damaged outlives the canary.
+        """
         self._texts.clear()
         self._prompts.clear()
-        [call] = self.prepare(_CANARY_STATE, [_CANARY])
-        answers = self.predict(call).answer["answers"]
-        return {name: tuple(item["probabilities"].values()) for name, item in answers.items()}
+        state = self._model.state(self._model.encode(_CANARY_STATE))
+        return {
+            name: tuple(self._probabilities(state, self._ask(question).prompt)) for name, question in _CANARY.items()
+        }
 
     def release(self) -> None:
         """Nothing to do: a request's state and vectors belong to its prepared calls and go with them."""
@@ -182,14 +205,17 @@ class SparrowEngine:
     def memory(self) -> dict[str, int]:
         """Bytes of the caches."""
         return {
-            "text_cache_bytes": self._texts.bytes, "question_cache_bytes": self._prompts.bytes,
+            "text_cache_bytes": self._texts.bytes,
+            "question_cache_bytes": self._prompts.bytes,
             "word_cache_bytes": self._model.words.bytes,
         }
 
     def _calibration(self) -> dict[str, Any]:
         temperatures = self._model.temperatures
         return {
-            "method": "temperature-scaling", "temperature": temperatures["choice"], "temperature_by_type": dict(temperatures),
+            "method": "temperature-scaling",
+            "temperature": temperatures["choice"],
+            "temperature_by_type": dict(temperatures),
         }
 
     def _ask(self, question: Question) -> _Asked:
@@ -201,15 +227,16 @@ class SparrowEngine:
             descriptions = tuple(
                 NOUL_DEFAULT[name] if given is None else given for name, given in zip(names, descriptions, strict=True)
             )
-        # The package strips a text and indents JSON; neither changes a token, since all of it is white space beside punctuation
-        # or at an end. The tests compare the ids.
-        key = (options.type, render(question.get("instructions")), *(
-            f"{name} {render(description)}" for name, description in zip(names, descriptions, strict=True)
-        ))
+        # The package strips a string and indents JSON; white space at an end or beside punctuation changes no token.
+        key = (
+            options.type,
+            as_text(question.get("instructions")),
+            *(f"{name} {as_text(description)}" for name, description in zip(names, descriptions, strict=True)),
+        )
         prompt = self._prompts.get(key)
         if prompt is None:
             prompt = _Prompt(options.type, [self._text(text) for text in key[1:]])
-            if sum(map(len, key)) <= _LONGEST_KEPT:
+            if max(map(len, key)) <= _LONGEST_KEPT:
                 size = sum(map(sys.getsizeof, key)) + self._model.rows_bytes(len(names))
                 self._prompts.put(key, prompt, size)
         return _Asked(options, prompt)
@@ -227,8 +254,6 @@ class SparrowEngine:
             vectors = [self._pooled(text) for text in prompt.texts]
             prompt.rows = self._model.rows(prompt.kind, vectors[0], vectors[1:])
             prompt.texts = []
-        if len(prompt.rows.options) == 1:
-            return [1.0]
         logits = self._model.logits(state, prompt.rows)
         if not all(map(math.isfinite, logits)):
             raise NonFiniteForward("a logit is not finite")
