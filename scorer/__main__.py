@@ -24,8 +24,8 @@ __all__ = ["main", "serve"]
 
 def serve() -> int:
     """Run the scorer until it is stopped; returns the exit code."""
-    # numpy is imported with the engine. Its matrices here are small, and OpenBLAS's other threads would spin between them:
-    # with two busy neighbours on two cores a 10-option call had a p99 of 15.9 ms with them and 0.66 ms without.
+    # numpy is imported with the engine. Its matrices here are small, and OpenBLAS's other threads would spin between
+    # them: with two busy neighbours on two cores a 10-option call had a p99 of 15.9 ms with them and 0.66 ms without.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         config = ScorerSettings.from_env()

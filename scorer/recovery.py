@@ -51,8 +51,13 @@ def classify(error: BaseException) -> Verdict:
     ):
         return Verdict(wire.OUT_OF_MEMORY, "the model ran out of memory on this request", Afterwards.GO_ON)
     if isinstance(error, ValueError):
-        return Verdict(wire.INVALID, text, Afterwards.GO_ON)
+        return Verdict(wire.INVALID, _for_a_header(text), Afterwards.GO_ON)
     fatal = isinstance(error, FatalEngineError) or (
         isinstance(error, RuntimeError) and any(mark in first_line for mark in _FATAL)
     )
     return Verdict(wire.FAILED, "the model failed on this request", Afterwards.EXIT if fatal else Afterwards.CANARY)
+
+
+def _for_a_header(text: str) -> str:
+    """The message as a reply header can carry it: UTF-8, and well below the header's size."""
+    return text.encode("utf-8", "replace")[: wire.MAX_HEADER_BYTES // 4].decode("utf-8", "ignore")

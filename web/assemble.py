@@ -20,6 +20,7 @@ __all__ = [
     "check_call",
     "combine",
     "decide_result",
+    "forward_seconds",
     "labels_of",
     "shared_result",
 ]
@@ -119,7 +120,7 @@ def decide_result(
     result = _results(plan, [decision], calls, info)[0]
     if "combined" not in result:
         result["total_seconds"] = total_seconds
-        result["forward_seconds"] = _forward_seconds(calls[0])
+        result["forward_seconds"] = forward_seconds(calls[0])
     return result
 
 
@@ -135,7 +136,7 @@ def shared_result(
             "calls": len(calls),
             "questions_per_call": plan.questions_per_call,
             "input_tokens": [call["input_tokens"] for call in calls],
-            "inference_seconds": math.fsum(_forward_seconds(call) for call in calls),
+            "inference_seconds": math.fsum(forward_seconds(call) for call in calls),
         },
     }
 
@@ -183,7 +184,8 @@ def _one(
     }
 
 
-def _forward_seconds(call: Call) -> float:
+def forward_seconds(call: Call) -> float:
+    """``predict()``'s own ``timing.inference_ms``, in seconds. Raises BrokenAnswer."""
     timing = call["answer"].get("timing")
     milliseconds = timing.get("inference_ms") if isinstance(timing, Mapping) else None
     if not isinstance(milliseconds, (int, float)):

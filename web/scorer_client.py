@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import select
 import socket as sockets
 import time
@@ -24,7 +25,7 @@ import zmq
 
 from shared import jsonio, wire
 from shared.wire import EngineInfo, Job, Reply, Request
-from web.errors import ApiError
+from web.errors import ApiError, Invalid, Problem
 
 __all__ = ["Description", "Scored", "ScorerClient", "StaleBoot"]
 
@@ -33,6 +34,9 @@ _CONNECT_S = 0.5
 #: call does not matter): after about this long a kept connection counts as lost.
 _HEARTBEAT_S, _SILENCE_S = 1, 4
 _STATUS_S = 0.5
+
+#: How every engine words it (engine/intern-decision.md §1.6).
+_TOO_LONG = re.compile(r"Example has \d+ tokens, above \d+")
 
 _log = logging.getLogger("web.scorer_client")
 
@@ -156,7 +160,9 @@ class ScorerClient:
 
     def _error(self, reply: Reply) -> ApiError:
         if reply.status == wire.INVALID:
-            return ApiError("invalid_request", reply.message)
+            # The one refusal of an engine that clients know by name (wire/systemone.md §10, row 20).
+            too_long = _TOO_LONG.match(reply.message)
+            return Invalid([Problem((), reply.message, "max_tokens_exceeded" if too_long else "value_error")])
         if reply.status == wire.OUT_OF_MEMORY:
             return ApiError("out_of_memory", reply.message)
         if reply.status == wire.UNAVAILABLE:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shared.jsonio import as_text
+
 __all__ = ["Options", "answer", "check_questions", "read_options"]
 
 NOUL_LABELS = ("no", "yes")
@@ -89,7 +91,8 @@ def answer(options: Options, probabilities: Sequence[float]) -> dict[str, Any]:
         out["choice"] = decision
     elif options.type == "score":
         out["score"] = math.fsum(float(label) * p for label, p in by_label.items())
-        out["legend"] = dict(zip(options.labels, options.descriptions, strict=True))
+        # Text, as the pinned file writes it; the official SDK cannot read a null.
+        out["legend"] = dict(zip(options.labels, map(as_text, options.descriptions), strict=True))
     else:
         out["noul"] = by_label["yes"]
     out["source"] = "local"

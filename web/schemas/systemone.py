@@ -13,7 +13,7 @@ from typing import Any
 from marshmallow import Schema, ValidationError, fields
 
 from shared.wire import Limits
-from web.schemas.base import LIST, OBJECT, TEXT, Rule, StrictSchema, String, Text, check_size, required
+from web.schemas.base import LIST, OBJECT, TEXT, Rule, StrictSchema, Text, check_size, required
 
 __all__ = ["JEV_OPTIONS", "schema_for"]
 
@@ -28,10 +28,14 @@ _NO_BOX = Rule("union_tag_invalid", "box questions need an image, and images are
 
 
 class _Unsupported(fields.Field[Any]):
-    """Refuses anything but null and an empty container (design §5)."""
+    """Refuses anything but null and the ``empty`` values that mean none (design §5, wire/systemone.md §10, row 19)."""
+
+    def __init__(self, empty: list[Any], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._empty = empty
 
     def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> Any:
-        if value not in ([], {}):
+        if value not in self._empty:
             raise ValidationError(Rule("value_error", "images not supported"))
         return None
 
@@ -142,6 +146,14 @@ class _Questions(fields.Field[Any]):
         return kind
 
 
+def _check_noul(question: dict[str, Any]) -> None:
+    """A noul asks something: instructions, or at least one side described (design §5)."""
+    criteria = question.get("criteria")
+    described = isinstance(criteria, dict) and any(text is not None for text in criteria.values())
+    if not question.get("instructions") and not described:
+        raise ValidationError({"instructions": [Rule("value_error", "a noul needs instructions or a described side")]})
+
+
 class _NativeQuestions(_Questions):
     """The question passes on untouched, whatever else it holds: the engine's own validation decides."""
 
@@ -150,9 +162,11 @@ class _NativeQuestions(_Questions):
         self._most_options = most_options
 
     def _question(self, question: Any) -> dict[str, Any]:
-        self._type(question)
+        kind = self._type(question)
+        if kind == "noul":
+            _check_noul(question)
         criteria = question.get("criteria")
-        if question["type"] != "noul" and isinstance(criteria, (dict, list)):
+        if kind != "noul" and isinstance(criteria, (dict, list)):
             try:
                 check_size(len(criteria), 1, self._most_options, "options")
             except ValidationError as error:
@@ -172,21 +186,17 @@ class _JevQuestions(_Questions):
     def _question(self, question: Any) -> dict[str, Any]:
         kind = self._type(question)
         loaded: dict[str, Any] = {"type": kind, **self._schemas[kind].load(question)}
-        if kind == "noul" and not loaded.get("instructions"):
-            criteria = loaded.get("criteria") or {}
-            if not any(text is not None for text in criteria.values()):
-                raise ValidationError(
-                    {"instructions": [Rule("value_error", "a noul needs instructions or a described side")]}
-                )
+        if kind == "noul":
+            _check_noul(loaded)
         return loaded
 
 
 class _SystemOne(StrictSchema):
-    """Common to both profiles. ``model`` is accepted and ignored: clients send ``jev-latest``."""
+    """Common to both profiles. ``model`` is accepted with any value and ignored (contract § POST /v1/systemone)."""
 
-    model = String(allow_none=True)
-    images = _Unsupported(allow_none=True)
-    assets = _Unsupported(allow_none=True)
+    model = fields.Raw(allow_none=True)
+    images = _Unsupported([[]], allow_none=True)
+    assets = _Unsupported([[], {}], allow_none=True)
 
 
 def _with(base: type[StrictSchema], **more: fields.Field[Any]) -> Schema:

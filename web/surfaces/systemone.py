@@ -14,7 +14,7 @@ from typing import Any
 from flask import Flask
 
 from shared.wire import EngineInfo, Job
-from web.assemble import BrokenAnswer, check_call
+from web.assemble import BrokenAnswer, check_call, forward_seconds
 from web.errors import ApiError
 from web.guard import Admitted, Services, post_route
 from web.jev import jev_answer, plain_question
@@ -71,7 +71,7 @@ def _systemone(admitted: Admitted) -> Any:
         raise ApiError("scoring_failed", str(broken)) from None
 
 
-def _check_model(model: str | None, info: EngineInfo) -> None:
+def _check_model(model: Any, info: EngineInfo) -> None:
     """STRICT_MODEL: refuse a name that is not served here. Without it every name is accepted and ignored (contract)."""
     names = (*_ALIASES, info.name, info.served_model)
     if model is not None and model not in names:
@@ -86,10 +86,10 @@ def _native(scored: Scored, info: EngineInfo) -> dict[str, Any]:
 
 def _jev(asked: _Asked, scored: Scored, info: EngineInfo) -> dict[str, Any]:
     answers = {}
-    milliseconds = 0.0
+    seconds = 0.0
     for (name, question), call in zip(asked.questions.items(), scored.calls, strict=True):
         answers[name] = jev_answer(question, call["answer"]["answers"]["q"])
-        milliseconds += (call["answer"].get("timing") or {}).get("inference_ms", 0.0)
+        seconds += forward_seconds(call)
     return {
         "model": info.served_model,
         "answers": answers,
@@ -99,7 +99,7 @@ def _jev(asked: _Asked, scored: Scored, info: EngineInfo) -> dict[str, Any]:
             "output_tokens": 0,
             "x_cached_tokens": sum(call["cached_tokens"] for call in scored.calls),
         },
-        "x_timing": {"inference_ms": round(milliseconds, 2), "score_ms": scored.reply.score_ms},
+        "x_timing": {"inference_ms": round(1000 * seconds, 2), "score_ms": scored.reply.score_ms},
         "x_calibration": scored.calls[0]["answer"].get("calibration"),
         "x_backend": info.engine,
     }
