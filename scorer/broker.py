@@ -39,7 +39,6 @@ EXIT_RUNNING = 73  # EX_CANTCREAT: another scorer has the run directory
 EXIT_REFUSED = 78  # EX_CONFIG
 
 _INPROC = "inproc://inference"
-_WAKE = "inproc://wake"
 _TICK_MS = 500
 _LINGER_MS = 2000
 
@@ -79,8 +78,8 @@ class Broker:
         self._back = self._context.socket(zmq.DEALER)
         self._back.linger = 0
         self._back.bind(_INPROC)
-        self._wake_in = self._context.socket(zmq.PULL)
-        self._wake_in.bind(_WAKE)
+        # Not a socket: making one while the context is being terminated aborts the process.
+        self._wake_fd = os.eventfd(0)
         # The table is opened without a size: the web tier, whichever tier starts first, sets it.
         self._worker = Worker(self._context, _INPROC, engine, SlotTable(run_dir.slots), self._boot_id, self._wake)
 
@@ -93,12 +92,12 @@ class Broker:
         """Serve until stopped or broken; returns the process's exit code. Ends the process itself when it hangs."""
         self._worker.start()
         poller = zmq.Poller()
-        for socket in (self._front, self._back, self._wake_in):
-            poller.register(socket, zmq.POLLIN)
+        for source in (self._front, self._back, self._wake_fd):
+            poller.register(source, zmq.POLLIN)
         while True:
             ready = dict(poller.poll(_TICK_MS))
-            if self._wake_in in ready:
-                self._wake_in.recv()
+            if self._wake_fd in ready:
+                os.eventfd_read(self._wake_fd)
             if self._back in ready:
                 self._take_result()
             if self._front in ready:
@@ -124,10 +123,7 @@ class Broker:
 
     def _wake(self) -> None:
         """Called by the inference thread: make the loop look at the snapshot now."""
-        with self._context.socket(zmq.PUSH) as socket:
-            socket.linger = 0
-            socket.connect(_WAKE)
-            socket.send(b"")
+        os.eventfd_write(self._wake_fd, 1)
 
     # -- messages ------------------------------------------------------------------------------------------------
 
@@ -248,6 +244,12 @@ class Broker:
             self._refuse(job.envelope, job.request, wire.UNAVAILABLE, "the scorer is stopping")
         self._queue.clear()
         self._run_dir.socket.unlink(missing_ok=True)
+        self._back.close()
+        if self._running is None and (self._worker.snapshot.state == READY or not self._worker.is_alive()):
+            # An idle inference thread waits in a receive, which this ends; one that loads or hangs is left to the exit.
+            self._context.term()
+            self._worker.join()
+            os.close(self._wake_fd)
         self._front.close()
         self._network.term()  # waits until the last replies are out, at most the linger time
         _log.info("stopped", extra={"fields": {"exit_code": code}})

@@ -59,5 +59,5 @@ def classify(error: BaseException) -> Verdict:
 
 
 def _for_a_header(text: str) -> str:
-    """The message as a reply header can carry it: UTF-8, and well below the header's size."""
-    return text.encode("utf-8", "replace")[: wire.MAX_HEADER_BYTES // 4].decode("utf-8", "ignore")
+    """The message as a reply header can carry it: UTF-8, and within its size if each character is escaped."""
+    return text.encode("utf-8", "replace")[: wire.MAX_HEADER_BYTES // 8].decode("utf-8", "ignore")

@@ -21,7 +21,7 @@ import zmq
 from scorer.engines.base import Engine, StartRefused
 from scorer.recovery import Afterwards, classify
 from shared import jsonio, logs, wire
-from shared.slots import SlotTable, WorkLease
+from shared.slots import SlotFileError, SlotTable, WorkLease
 from shared.wire import EngineInfo, Job, Reply
 
 __all__ = ["LOADING", "READY", "Snapshot", "Worker", "pack_stamp"]
@@ -124,6 +124,9 @@ class Worker(threading.Thread):
                 self.snapshot.busy_since = time.monotonic()
                 reply, body, afterwards = self._job(stamp, payload)
                 socket.send_multipart([wire.encode_reply(reply), body])
+                if reply.status in (wire.OUT_OF_MEMORY, wire.FAILED):
+                    # Frames that hold each other in a cycle outlive their exception until the collector has run.
+                    gc.collect()
                 self._engine.release()
                 self._after(afterwards)
                 self.snapshot.memory = self._engine.memory()
@@ -133,7 +136,7 @@ class Worker(threading.Thread):
         started = time.monotonic()
         arrived, deadline, slot, job_id = _STAMP.unpack(stamp)
         body = b""
-        lease = self._slots.begin_work(slot, job_id) if started < deadline else None
+        lease = self._lease(slot, job_id) if started < deadline else None
         if lease is None:
             status, message, afterwards = wire.EXPIRED, "", Afterwards.GO_ON
         else:
@@ -149,6 +152,14 @@ class Worker(threading.Thread):
             score_ms=round(1000 * (time.monotonic() - started), 3),
         )
         return reply, body, afterwards
+
+    def _lease(self, slot: int, job_id: bytes) -> WorkLease | None:
+        try:
+            return self._slots.begin_work(slot, job_id)
+        except (SlotFileError, OSError) as error:
+            # Nobody can tell any more whether the request is still wanted; the web tier refuses new ones by itself.
+            _log.error("the slot file cannot be read", extra={"fields": logs.frames(error)})
+            return None
 
     def _score(self, payload: bytes, lease: WorkLease, deadline: float) -> tuple[str, str, Afterwards, bytes]:
         try:
@@ -169,7 +180,7 @@ class Worker(threading.Thread):
             return wire.EXPIRED, "", Afterwards.GO_ON, b""
         try:
             return wire.OK, "", Afterwards.GO_ON, jsonio.dumps({"calls": results})
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             # A non-finite number, or something that is not JSON: the engine's fault, whatever the exception (INV-1).
             _log.error("the engine's answer is not finite JSON", extra={"fields": logs.frames(error)})
             return wire.FAILED, "the model's answer is not finite", Afterwards.CANARY, b""

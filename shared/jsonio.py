@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["MAX_DEPTH", "InvalidJSON", "as_text", "dumps", "loads", "loads_ours"]
+__all__ = ["MAX_DEPTH", "InvalidJSON", "as_text", "dumps", "dumps_ascii", "loads", "loads_ours"]
 
 #: Deepest nesting of objects and arrays accepted in a request body, the outermost container counting as one.
 #: Fixed, so that the answer is the same on every Python version (wire/systemone.md §2.3).
@@ -86,6 +86,12 @@ def dumps(value: Any) -> bytes:
     Raises :class:`ValueError` for a non-finite number or a lone surrogate, so that neither ever leaves.
     """
     return _ENCODER.encode(value).encode("utf-8")
+
+
+def dumps_ascii(value: Any) -> str:
+    """As :func:`dumps`, but for log lines: escaped to ASCII, so that no string can fail to be written or break a
+    line."""
+    return _ASCII_ENCODER.encode(value)
 
 
 def as_text(value: Any) -> str:
@@ -163,4 +169,5 @@ def _has_lone_surrogate(text: str) -> bool:
 # Made once: json.loads and json.dumps would make a new one for every call with arguments such as these.
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite_float, object_pairs_hook=_unique_names)
 _OUR_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_ASCII_ENCODER = json.JSONEncoder(allow_nan=False)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))

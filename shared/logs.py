@@ -38,7 +38,7 @@ class _JSONFormatter(logging.Formatter):
         line.update(getattr(record, "fields", {}))
         if record.exc_info and record.exc_info[1]:
             line.update(frames(record.exc_info[1]))
-        return jsonio.dumps(line).decode()
+        return jsonio.dumps_ascii(line)
 
 
 class _TextFormatter(logging.Formatter):
@@ -46,9 +46,9 @@ class _TextFormatter(logging.Formatter):
         fields = dict(getattr(record, "fields", {}))
         if record.exc_info and record.exc_info[1]:
             fields.update(frames(record.exc_info[1]))
-        # JSON text for the values keeps a line break inside one from forging a second line.
-        tail = "".join(f" {name}={jsonio.dumps(value).decode()}" for name, value in fields.items())
-        message = record.getMessage().replace("\n", "\\n")
+        # Written as JSON strings, neither a value nor the message can forge a second line.
+        tail = "".join(f" {name}={jsonio.dumps_ascii(value)}" for name, value in fields.items())
+        message = jsonio.dumps_ascii(record.getMessage())[1:-1]
         return f"{_timestamp(record)} {record.levelname.lower()} {record.name}: {message}{tail}"
 
 

@@ -8,7 +8,6 @@ about.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -25,26 +24,33 @@ WEB, SCORER = "web", "scorer"
 _TOKEN_MIN = 32
 #: Threads beyond MAX_QUEUE, for the 429s and /health while every slot waits (architecture.md §1.12).
 SPARE_THREADS = 8
+#: More slots would need more threads than a worker can have.
+_MOST_SLOTS = 10_000
+_DAY_S = 86_400
 
 
 class SettingsError(ValueError):
     """A setting has a bad value; the message starts with the variable's full name and never shows a secret."""
 
 
-def _integer(minimum: int) -> Callable[[str], int]:
+def _integer(minimum: int, maximum: int = 10**12) -> Callable[[str], int]:
     def parse(text: str) -> int:
         # int() would take "1_000", " 5 ", "+5" and digits of other scripts (trouble.md rank 48).
-        if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < minimum:
-            raise ValueError(f"must be a whole number of at least {minimum}")
+        if not re.fullmatch(r"[0-9]{1,18}", text) or not minimum <= int(text) <= maximum:
+            raise ValueError(f"must be a whole number of at least {minimum} and at most {maximum}")
         return int(text)
 
     return parse
 
 
-def _number(text: str) -> float:
-    if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,18})?", text) or not (math.isfinite(float(text)) and float(text) > 0):
-        raise ValueError("must be a number above 0")
-    return float(text)
+def _number(maximum: int) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        # float() would take "nan", "inf", "1e3" and the rest of the list above.
+        if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,18})?", text) or not 0 < float(text) <= maximum:
+            raise ValueError(f"must be a number above 0 and at most {maximum}")
+        return float(text)
+
+    return parse
 
 
 def _choice(*allowed: str) -> Callable[[str], str]:
@@ -71,6 +77,17 @@ def _text(text: str) -> str:
     if not text or any(ord(ch) < 32 for ch in text):
         raise ValueError("must not be empty or hold control characters")
     return text
+
+
+def _bind(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if text.startswith("unix:"):
+        good = len(text) > len("unix:")
+    else:
+        good = bool(colon and host) and re.fullmatch(r"[0-9]{1,5}", port) is not None and 0 < int(port) <= 65535
+    if not good:
+        raise ValueError("must be HOST:PORT or unix:PATH")
+    return _text(text)
 
 
 def _path(text: str) -> Path:
@@ -130,7 +147,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("CHECKPOINT", _CHECKPOINT, _path, (SCORER,), "snapshot directory of the `intern` engine"),
     Setting("DEVICE", "cuda", _choice("cuda", "cpu"), (SCORER,), "device of the `intern` engine"),
-    Setting("VRAM_CAP_GIB", None, _number, (SCORER,), "cap on torch's CUDA memory in GiB; unset is uncapped"),
+    Setting("VRAM_CAP_GIB", None, _number(100_000), (SCORER,), "cap on torch's CUDA memory in GiB; unset is uncapped"),
     Setting(
         "RELEASE_SLACK_MIB",
         "512",
@@ -159,27 +176,45 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "MAX_BODY_BYTES", "1048576", _integer(1), (WEB,), "bytes of a request body, before and after decompression"
     ),
-    Setting("MAX_QUEUE", "32", _integer(1), (WEB,), "POSTs in progress at once over all workers; the next is a 429"),
+    Setting(
+        "MAX_QUEUE",
+        "32",
+        _integer(1, _MOST_SLOTS),
+        (WEB,),
+        "POSTs in progress at once over all workers; the next is a 429",
+    ),
     Setting("RUN_DIR", "/run/intern-decision", _path, _BOTH, "directory of the socket and the slot file, mode 0750"),
-    Setting("BIND", "127.0.0.1:8000", _text, (WEB,), "where gunicorn listens: host:port or unix:PATH"),
-    Setting("WORKERS", "2", _integer(1), (WEB,), "gunicorn worker processes"),
+    Setting("BIND", "127.0.0.1:8000", _bind, (WEB,), "where gunicorn listens: host:port or unix:PATH"),
+    Setting("WORKERS", "2", _integer(1, 1000), (WEB,), "gunicorn worker processes"),
     Setting(
-        "THREADS", None, _integer(1), (WEB,), "threads of one worker, at least MAX_QUEUE + 8; unset is MAX_QUEUE + 8"
+        "THREADS",
+        None,
+        _integer(1, 2 * _MOST_SLOTS),
+        (WEB,),
+        "threads of one worker, at least MAX_QUEUE + 8; unset is MAX_QUEUE + 8",
     ),
     Setting(
-        "REQUEST_BUDGET_S", "60", _number, (WEB,), "seconds from a request's start to its answer; over it is a 504"
+        "REQUEST_BUDGET_S",
+        "60",
+        _number(_DAY_S),
+        (WEB,),
+        "seconds from a request's start to its answer; over it is a 504",
     ),
     Setting(
-        "BODY_DEADLINE_S", "10", _number, (WEB,), "seconds in which a request's body must arrive; over it is a 408"
+        "BODY_DEADLINE_S",
+        "10",
+        _number(_DAY_S),
+        (WEB,),
+        "seconds in which a request's body must arrive; over it is a 408",
     ),
     Setting(
         "HANG_S",
         "120",
-        _number,
+        _number(_DAY_S),
         (SCORER,),
         "seconds after which one running job counts as hung and the scorer exits 70",
     ),
-    Setting("DRAIN_S", "60", _number, (SCORER,), "seconds for queued jobs to finish after SIGTERM"),
+    Setting("DRAIN_S", "60", _number(_DAY_S), (SCORER,), "seconds for queued jobs to finish after SIGTERM"),
     Setting("LOG_FORMAT", "json", _choice("json", "text"), _BOTH, "form of the log lines on stderr"),
     Setting(
         "LOG_LEVEL", "INFO", _choice("DEBUG", "INFO", "WARNING", "ERROR"), _BOTH, "least severe level that is logged"

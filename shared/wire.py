@@ -11,8 +11,9 @@ Request header: ``v, op, id`` and, for ``op: predict``, ``boot_id`` (the scorer 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 from shared import jsonio
@@ -61,6 +62,9 @@ UNAVAILABLE = "unavailable"  # loading, draining, or another protocol version
 EXPIRED = "expired"  # budget spent, or the web tier let go of the slot, before or between calls
 STALE_BOOT = "stale_boot"  # planned for an earlier start of the scorer; nothing was run
 BAD_MESSAGE = "bad_message"
+_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_MAX_SLOT = 2**31 - 1
+_MAX_BUDGET_MS = 10**9
 _STATUSES = frozenset({OK, INVALID, OUT_OF_MEMORY, FAILED, UNAVAILABLE, EXPIRED, STALE_BOOT, BAD_MESSAGE})
 
 
@@ -164,11 +168,17 @@ class EngineInfo:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> EngineInfo:
-        """From :meth:`to_json`'s object. Raises :class:`WireError` when fields are missing or unknown."""
+        """From :meth:`to_json`'s object; a later release's further fields are passed over. Raises :class:`WireError`
+        when one is missing."""
         try:
-            return cls(**{**value, "limits": Limits(**value["limits"])})
-        except (TypeError, KeyError) as error:
+            return cls(**{**_known(cls, value), "limits": Limits(**_known(Limits, value["limits"]))})
+        except (TypeError, KeyError, AttributeError) as error:
             raise WireError(f"engine description: {error}") from None
+
+
+def _known(kind: type, value: Mapping[str, Any]) -> dict[str, Any]:
+    names = {one.name for one in fields(kind)}
+    return {name: item for name, item in value.items() if name in names}
 
 
 def encode_request(request: Request) -> bytes:
@@ -180,7 +190,7 @@ def decode_request(frame: bytes) -> Request:
     """Read a request header. Raises :class:`WireError`; :func:`peek` tells the id of a header of another version."""
     header = _object(frame, "request header")
     if header.get("v") != VERSION:
-        raise WireError(f"protocol version {header.get('v')!r} is not {VERSION}")
+        raise WireError(f"protocol version {_shown(header.get('v'))} is not {VERSION}")
     request = Request(
         op=_typed(header, "op", str, ""),
         id=_typed(header, "id", str, ""),
@@ -189,8 +199,10 @@ def decode_request(frame: bytes) -> Request:
         budget_ms=_typed(header, "budget_ms", int, 0),
         request_id=_typed(header, "request_id", str, ""),
     )
-    if not request.op or not 0 < len(request.id) <= 64:
+    if not request.op or not _is_id(request.id):
         raise WireError("request header: op and id are required")
+    if not -1 <= request.slot <= _MAX_SLOT or not 0 <= request.budget_ms <= _MAX_BUDGET_MS:
+        raise WireError("request header: slot or budget_ms is out of range")
     return request
 
 
@@ -198,7 +210,8 @@ def peek(frame: bytes) -> tuple[Any, str]:
     """The version and id of any header, for an answer to a peer of another version; (None, "") when unreadable."""
     try:
         header = _object(frame, "header")
-        return header.get("v"), _typed(header, "id", str, "")
+        found = _typed(header, "id", str, "")
+        return header.get("v"), found if _is_id(found) else ""
     except WireError:
         return None, ""
 
@@ -212,7 +225,7 @@ def decode_reply(frame: bytes) -> Reply:
     """Read a reply header. Raises :class:`WireError`."""
     header = _object(frame, "reply header")
     if header.get("v") != VERSION:
-        raise WireError(f"the scorer speaks protocol version {header.get('v')!r}, this web tier {VERSION}")
+        raise WireError(f"the scorer speaks protocol version {_shown(header.get('v'))}, this web tier {VERSION}")
     reply = Reply(
         id=_typed(header, "id", str, ""),
         boot_id=_typed(header, "boot_id", str, ""),
@@ -256,7 +269,8 @@ def _decode_call(call: Any, questions: list[dict[str, Any]]) -> list[CallItem]:
             criteria = questions[index].get("criteria")
             size = len(criteria) if isinstance(criteria, dict) else -1
             if (
-                not isinstance(order, list)
+                size < 1
+                or not isinstance(order, list)
                 or not all(type(position) is int for position in order)
                 or sorted(order) != list(range(size))
             ):
@@ -268,11 +282,20 @@ def _decode_call(call: Any, questions: list[dict[str, Any]]) -> list[CallItem]:
     return items
 
 
+def _shown(version: Any) -> str:
+    return str(version) if type(version) is int and 0 <= version < 10**6 else "unknown"
+
+
+def _is_id(text: str) -> bool:
+    """Ids come back in replies and logs, so they are plain."""
+    return _ID.fullmatch(text) is not None
+
+
 def _object(frame: bytes, what: str, limit: int | None = MAX_HEADER_BYTES) -> dict[str, Any]:
     if limit is not None and len(frame) > limit:
         raise WireError(f"{what}: longer than {limit} bytes")
     try:
-        value = jsonio.loads_ours(frame)
+        value = jsonio.loads(frame) if limit else jsonio.loads_ours(frame)
     except InvalidJSON as error:
         raise WireError(f"{what}: {error}") from None
     if not isinstance(value, dict):
@@ -282,7 +305,7 @@ def _object(frame: bytes, what: str, limit: int | None = MAX_HEADER_BYTES) -> di
 
 def _typed(header: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
     value = header.get(name, default)
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) < 2**53:
         return float(value)
     if type(value) is not kind:
         raise WireError(f"header: {name} is not {kind.__name__}")

@@ -140,9 +140,12 @@ class Local:
         return response.status_code, strict_json(response.data)
 
     def close(self) -> None:
-        """Drain the scorer and wait for it."""
+        """Drain the scorer, wait for it, and close what the application holds."""
         self.broker.stop()
         self._thread.join(10)
+        services = self.app.extensions["decision"]
+        services.scorer.close()
+        services.slots.close()
 
 
 class Pair:

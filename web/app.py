@@ -69,8 +69,8 @@ def _register_errors(app: Flask, body: BodyReader) -> None:
         return answer(known)
 
     def bug(error: Exception) -> Response:
-        # Whatever is left is a mistake of ours; the caller learns no more than that. Once the engine has answered, it is a
-        # failure of building the response, which INV-1 counts as scoring_failed.
+        # Whatever is left is a mistake of ours; the caller learns no more than that. Once the engine has answered, it
+        # is a failure of building the response, which INV-1 counts as scoring_failed.
         record = record_of(request.environ)
         _log.error("unexpected error", extra={"fields": {"request_id": record.request_id, **logs.frames(error)}})
         kind = "scoring_failed" if "score_ms" in record.facts else "internal_error"

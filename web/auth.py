@@ -17,9 +17,9 @@ class BearerAuth:
         self._token = token.encode("ascii")
 
     def check(self, header: str | None) -> None:
-        """Raise ApiError ``unauthorized`` unless the header (as WSGI gives it, latin-1) carries the token."""
+        """Raise ApiError ``unauthorized`` unless the header carries the token."""
         # Bytes: compare_digest raises TypeError on a str with a character above 0x7F, which would be a 500.
-        scheme, _, credentials = (header or "").encode("latin-1", "replace").partition(b" ")
+        scheme, _, credentials = (header or "").encode("utf-8", "surrogatepass").partition(b" ")
         token_matches = hmac.compare_digest(credentials, self._token)
         if not (token_matches and scheme.lower() == b"bearer"):
             raise ApiError("unauthorized", "a valid bearer token is required")

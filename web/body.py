@@ -154,7 +154,10 @@ class BodyReader:
         sock = environ.get("gunicorn.socket")
         if sock is not None and _awaits_continue(environ):
             # conf/gunicorn.conf.py keeps the server from inviting a body before auth and admission have passed.
-            sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+            try:
+                sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+            except OSError:
+                raise ApiError("client_closed_request", "the caller has left") from None
             environ["decision.continued"] = True
         entry = self._reading.arm(sock) if sock is not None else [None]
         try:

@@ -106,6 +106,11 @@ class ScorerClient:
         self._idle_pid = os.getpid()
         self._known: Description | None = None
 
+    def close(self) -> None:
+        """Close the idle sockets."""
+        while self._idle:
+            self._idle.pop().close()
+
     def status(self) -> tuple[Reply, dict[str, Any]]:
         """The scorer's status reply and its payload. Raises ApiError ``scorer_unavailable`` within about a second."""
         request = Request("status", os.urandom(16).hex())

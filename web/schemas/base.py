@@ -131,7 +131,9 @@ def load(schema: Schema, body: Any) -> dict[str, Any]:
 def _problems(messages: Any, loc: tuple[str | int, ...]) -> Iterator[Problem]:
     if isinstance(messages, Mapping):
         for name, inner in messages.items():
-            yield from _problems(inner, loc if name == "_schema" else (*loc, name))
+            # marshmallow's own "_schema" always holds a list; a question may be called so, and holds a mapping.
+            here = loc if name == "_schema" and isinstance(inner, list) else (*loc, name)
+            yield from _problems(inner, here)
         return
     for message in messages if isinstance(messages, list) else [messages]:
         if isinstance(message, Mapping):

@@ -126,7 +126,7 @@ class _Questions(fields.Field[Any]):
                     raise ValidationError(Rule("too_short", "a question's name must not be empty"))
                 loaded[name] = self._question(question)
             except ValidationError as error:
-                errors[name] = error.messages
+                errors[name] = error.messages if isinstance(error.messages, dict) else {"_schema": error.messages}
         if errors:
             raise ValidationError(errors)
         return loaded
