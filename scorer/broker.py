@@ -170,7 +170,7 @@ class Broker:
     def _dispatch(self) -> None:
         if self._running is None and self._queue:
             self._running = job = self._queue.popleft()
-            stamp = pack_stamp(job.arrived, job.deadline, job.request.slot, bytes.fromhex(job.request.id))
+            stamp = pack_stamp(job.arrived, job.deadline, job.request)
             # One job is out at a time, so its envelope stays here; the empty frame is the one that REP expects.
             self._back.send_multipart([b"", stamp, job.payload], copy=False)
 

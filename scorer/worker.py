@@ -22,7 +22,7 @@ from scorer.engines.base import Engine, StartRefused
 from scorer.recovery import Afterwards, classify
 from shared import jsonio, logs, wire
 from shared.slots import SlotFileError, SlotTable, WorkLease
-from shared.wire import EngineInfo, Job, Reply
+from shared.wire import EngineInfo, Job, Reply, Request
 
 __all__ = ["LOADING", "READY", "Snapshot", "Worker", "pack_stamp"]
 
@@ -48,9 +48,9 @@ class Snapshot:
 _STAMP = struct.Struct("ddi16s")
 
 
-def pack_stamp(arrived: float, deadline: float, slot: int, job_id: bytes) -> bytes:
-    """The broker's frame: arrival and deadline in monotonic seconds, the job's slot and its id (16 bytes)."""
-    return _STAMP.pack(arrived, deadline, slot, job_id)
+def pack_stamp(arrived: float, deadline: float, request: Request) -> bytes:
+    """The broker's frame: arrival and deadline in monotonic seconds, the job's slot, id and request id."""
+    return _STAMP.pack(arrived, deadline, request.slot, bytes.fromhex(request.id)) + request.request_id.encode("ascii")
 
 
 class Worker(threading.Thread):
@@ -134,14 +134,15 @@ class Worker(threading.Thread):
 
     def _job(self, stamp: bytes, payload: bytes) -> tuple[Reply, bytes, Afterwards]:
         started = time.monotonic()
-        arrived, deadline, slot, job_id = _STAMP.unpack(stamp)
+        arrived, deadline, slot, job_id = _STAMP.unpack_from(stamp)
+        request_id = stamp[_STAMP.size :].decode("ascii")
         body = b""
         lease = self._lease(slot, job_id) if started < deadline else None
         if lease is None:
             status, message, afterwards = wire.EXPIRED, "", Afterwards.GO_ON
         else:
             with lease:
-                status, message, afterwards, body = self._score(payload, lease, deadline)
+                status, message, afterwards, body = self._score(payload, lease, deadline, request_id)
         self._count(status)
         reply = Reply(
             job_id.hex(),
@@ -161,7 +162,9 @@ class Worker(threading.Thread):
             _log.error("the slot file cannot be read", extra={"fields": logs.frames(error)})
             return None
 
-    def _score(self, payload: bytes, lease: WorkLease, deadline: float) -> tuple[str, str, Afterwards, bytes]:
+    def _score(
+        self, payload: bytes, lease: WorkLease, deadline: float, request_id: str
+    ) -> tuple[str, str, Afterwards, bytes]:
         try:
             job = wire.decode_job(payload)
         except wire.WireError as error:
@@ -171,7 +174,11 @@ class Worker(threading.Thread):
         except Exception as error:
             verdict = classify(error)
             if verdict.status != wire.INVALID:
-                _log.error("the engine failed", extra={"fields": {"status": verdict.status, **logs.frames(error)}})
+                where = getattr(error, "origin", None) or logs.frames(error)
+                _log.error(
+                    "the engine failed",
+                    extra={"fields": {"request_id": request_id, "status": verdict.status, **where}},
+                )
             # The frames own the tensors of the failed call; they must be dead before the engine releases memory
             # (INV-4, pytorch#27600).
             error.__traceback__ = None
@@ -182,7 +189,10 @@ class Worker(threading.Thread):
             return wire.OK, "", Afterwards.GO_ON, jsonio.dumps({"calls": results})
         except (ValueError, TypeError, RecursionError) as error:
             # A non-finite number, or something that is not JSON: the engine's fault, whatever the exception (INV-1).
-            _log.error("the engine's answer is not finite JSON", extra={"fields": logs.frames(error)})
+            _log.error(
+                "the engine's answer is not finite JSON",
+                extra={"fields": {"request_id": request_id, **logs.frames(error)}},
+            )
             return wire.FAILED, "the model's answer is not finite", Afterwards.CANARY, b""
 
     def _run_calls(self, job: Job, lease: WorkLease, deadline: float) -> list[dict[str, Any]] | None:

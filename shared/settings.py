@@ -146,6 +146,20 @@ SETTINGS: tuple[Setting, ...] = (
         "1 refuses a `model` on `/v1/systemone` that names neither the served model nor a Jev alias",
     ),
     Setting("CHECKPOINT", _CHECKPOINT, _path, (SCORER,), "snapshot directory of the `intern` engine"),
+    Setting(
+        "PINS_FILE",
+        None,
+        _path,
+        (SCORER,),
+        "JSON file that pins another release for the `intern` engine: name, revision, sha256",
+    ),
+    Setting(
+        "ALLOW_SLOW_KERNELS",
+        "0",
+        _flag,
+        (SCORER,),
+        "1 lets the `intern` engine start on CUDA without flash-linear-attention or causal-conv1d",
+    ),
     Setting("DEVICE", "cuda", _choice("cuda", "cpu"), (SCORER,), "device of the `intern` engine"),
     Setting("VRAM_CAP_GIB", None, _number(100_000), (SCORER,), "cap on torch's CUDA memory in GiB; unset is uncapped"),
     Setting(
@@ -277,6 +291,8 @@ class ScorerSettings:
 
     engine: str
     checkpoint: Path
+    pins_file: Path | None
+    allow_slow_kernels: bool
     device: str
     vram_cap_gib: float | None
     release_slack_mib: int

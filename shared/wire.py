@@ -201,6 +201,8 @@ def decode_request(frame: bytes) -> Request:
     )
     if not request.op or not _is_id(request.id):
         raise WireError("request header: op and id are required")
+    if request.request_id and not _is_id(request.request_id):
+        raise WireError("request header: request_id is not an id")
     if not -1 <= request.slot <= _MAX_SLOT or not 0 <= request.budget_ms <= _MAX_BUDGET_MS:
         raise WireError("request header: slot or budget_ms is out of range")
     return request

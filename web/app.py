@@ -34,7 +34,7 @@ def create_app(settings: WebSettings, scorer: ScorerClient | None = None, slots:
         settings=settings,
         auth=BearerAuth(settings.api_token),
         slots=slots or SlotTable(run_dir.slots, settings.max_queue),
-        body=BodyReader(settings.max_body_bytes, settings.body_deadline_s),
+        body=BodyReader(settings.max_body_bytes, settings.body_deadline_s, max_drains=settings.threads // 2),
         scorer=scorer or ScorerClient(run_dir.endpoint),
     )
     app = Flask("web", static_folder=None)

@@ -30,6 +30,8 @@ _STEP = 64 * 1024
 #: it reads gets to see the answer (trouble.md rank 9: bodies up to about 8 MiB, one or two seconds).
 _DRAIN_BYTES = 9 << 20
 _DRAIN_SECONDS = 2.0
+#: A caller that is still sending pauses no longer than this.
+_DRAIN_IDLE_SECONDS = 0.3
 #: Memory that a zstd frame may ask of the decoder, as a power of two: 8 MiB, the least a decoder has to offer (RFC
 #: 8878).
 _ZSTD_WINDOW_LOG = 23
@@ -98,9 +100,11 @@ class _Cutoffs:
 
 
 class BodyReader:
-    """Reads bodies of at most ``max_bytes``, compressed and decompressed, that arrive within ``deadline_s`` seconds."""
+    """Reads bodies of at most ``max_bytes``, compressed and decompressed, that arrive within ``deadline_s`` seconds, and
+    drains at most ``max_drains`` at a time."""
 
-    def __init__(self, max_bytes: int, deadline_s: float) -> None:
+    def __init__(self, max_bytes: int, deadline_s: float, max_drains: int = 16) -> None:
+        self._drains = threading.BoundedSemaphore(max_drains)
         self._max_bytes = max_bytes
         self._reading = _Cutoffs(deadline_s)
         self._draining = _Cutoffs(_DRAIN_SECONDS)
@@ -136,6 +140,10 @@ class BodyReader:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RD)
             return
+        if not self._drains.acquire(blocking=False):
+            # Callers that announce bodies and never send them must not keep every thread.
+            return
+        sock.settimeout(_DRAIN_IDLE_SECONDS)
         entry = self._draining.arm(sock)
         stream, left = environ["wsgi.input"], _DRAIN_BYTES
         try:
@@ -145,6 +153,9 @@ class BodyReader:
             pass
         finally:
             entry.clear()
+            self._drains.release()
+            with contextlib.suppress(OSError):
+                sock.settimeout(None)
 
     def _receive(self, environ: Environ) -> bytes:
         declared = environ.get("CONTENT_LENGTH", "")

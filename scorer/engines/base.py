@@ -25,6 +25,7 @@ from shared.wire import EngineInfo
 __all__ = [
     "CallResult",
     "Engine",
+    "EngineFailure",
     "FatalEngineError",
     "NonFiniteForward",
     "OutOfMemory",
@@ -42,15 +43,22 @@ class StartRefused(Exception):
     """The engine must not serve; the message names the setting or file, what was expected and what was found."""
 
 
-class OutOfMemory(Exception):
+class EngineFailure(Exception):
+    """A failure that is not the caller's. ``origin`` tells where it really happened, as log fields
+    (:func:`shared.logs.frames`), when the engine raises it anew, without the frames of the first exception."""
+
+    origin: Mapping[str, Any] | None = None
+
+
+class OutOfMemory(EngineFailure):
     """The device had no room for the call."""
 
 
-class NonFiniteForward(Exception):
+class NonFiniteForward(EngineFailure):
     """The model answered with a number that is not finite: never the caller's fault."""
 
 
-class FatalEngineError(Exception):
+class FatalEngineError(EngineFailure):
     """The device context is poisoned; no later call in this process can be trusted."""
 
 

@@ -1,11 +1,13 @@
 """Intern-Decision through the checkpoint's own ``inference.py``, fail-closed (contract, INV-1 to INV-8).
 
-Neither the prompt nor the readout is re-implemented here. Of the file, only the interface of engine/intern-decision.md §6.2 is
-touched: ``DecisionEngine``, its ``predict``, ``tokenizer`` and ``backend``, and the functions ``validate_request`` and
-``compile_row``, so that the pinned file and the tiny one of :mod:`scorer.engines.intern_tiny` both fit.
+Neither the prompt nor the readout is re-implemented here. Of the file, only the interface of engine/intern-decision.md
+§6.2 is touched: ``DecisionEngine``, its ``predict``, ``tokenizer`` and ``backend``, and the functions
+``validate_request`` and ``compile_row``, so that the pinned file and the tiny one of :mod:`scorer.engines.intern_tiny`
+both fit.
 
-Known limit: the pinned file lets control tokens of the chat format (``<|im_end|>`` and the like) that stand in a caller's text
-through to the model as such. Its bench numbers were made so, and the contract wants them untouched (trouble.md rank 23).
+Known limit: the pinned file lets control tokens of the chat format (``<|im_end|>`` and the like) that stand in a
+caller's text through to the model as such. Its bench numbers were made so, and the contract wants them untouched
+(trouble.md rank 23).
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from types import ModuleType
 from typing import Any, TypeVar
 
 from scorer.engines.base import CallResult, FatalEngineError, OutOfMemory, PreparedCall, Question, StartRefused
@@ -29,12 +30,12 @@ from scorer.engines.intern_checkpoint import (
     read_source,
     run,
 )
-from scorer.engines.intern_failures import shielded
+from scorer.engines.intern_failures import fresh, shielded
 from scorer.engines.intern_kernels import kernels_in_use, module_of
 from scorer.engines.intern_memory import DeviceMemory
 from scorer.engines.intern_vision import drop_vision
 from shared import jsonio
-from shared.pins import Pin
+from shared.pins import INTERN_DECISION_4B, Pin
 from shared.settings import PREFIX, ScorerSettings
 from shared.wire import EngineInfo, Limits
 
@@ -55,11 +56,17 @@ _MAX_QUESTIONS = 16
 _WARM_UP: tuple[Any, Mapping[str, Question]] = (
     {"report": "The pump stopped twice during the night shift and was restarted by hand."},
     {
-        "part": {"type": "choice", "instructions": "Which part is the report about?",
-                 "criteria": {"pump": "The pump", "valve": "A valve", "other": "Something else"}},
+        "part": {
+            "type": "choice",
+            "instructions": "Which part is the report about?",
+            "criteria": {"pump": "The pump", "valve": "A valve", "other": "Something else"},
+        },
         "stopped": {"type": "noul", "instructions": "Did the part stop?"},
-        "urgency": {"type": "score", "instructions": "How soon must somebody look at it?",
-                    "criteria": ["some day", "this week", "today"]},
+        "urgency": {
+            "type": "score",
+            "instructions": "How soon must somebody look at it?",
+            "criteria": ["some day", "this week", "today"],
+        },
     },
 )
 
@@ -83,8 +90,8 @@ class InternEngine:
         self._info: EngineInfo | None = None
 
     def load(self) -> None:
-        """Check, load, warm up, drop the vision tower. Raises StartRefused, naming the setting or the file, for anything that is not
-        as pinned, and FatalEngineError when the device fails in a way that a restart may cure."""
+        """Check, load, warm up, drop the vision tower. Raises StartRefused, naming the setting or the file, for
+        anything that is not as pinned, and FatalEngineError when the device fails in a way that a restart may cure."""
         settings, started = self._settings, time.monotonic()
         pin = choose_pin(settings.pins_file)
         checkpoint = check_path(settings.checkpoint, pin)
@@ -96,17 +103,30 @@ class InternEngine:
         if settings.vram_cap_gib is not None:
             self._memory.cap(settings.vram_cap_gib)
         module = self._module = run(source)
-        if module.MODEL_NAME != pin.name:
-            raise StartRefused(f"{source.path}: expected MODEL_NAME {pin.name}, found {module.MODEL_NAME}")
-        self._decider = self._starting("loading the checkpoint", lambda: module.DecisionEngine(
-            str(checkpoint), device=settings.device, dtype=self._dtype, max_length=settings.max_tokens))
+        name = module.MODEL_NAME
+        if name != pin.name:
+            raise StartRefused(f"{source.path}: expected MODEL_NAME {pin.name}, found {name}")
+        self._decider = self._starting(
+            f"loading {checkpoint}",
+            lambda: module.DecisionEngine(
+                str(checkpoint), device=settings.device, dtype=self._dtype, max_length=settings.max_tokens
+            ),
+        )
         self._check_placement()
         kernels = self._check_kernels()
         answer = self._warm_up()
         self._memory.settle()
         self._info = self._describe(pin, device_name, kernels, answer)
-        _log.info("intern engine loaded", extra={"fields": {
-            **self._info.model, **self._memory.counters(), "seconds": round(time.monotonic() - started, 2)}})
+        _log.info(
+            "intern engine loaded",
+            extra={
+                "fields": {
+                    **self._info.model,
+                    **self._memory.counters(),
+                    "seconds": round(time.monotonic() - started, 2),
+                }
+            },
+        )
 
     def info(self) -> EngineInfo:
         """The pins, the stack and the limits; valid after :meth:`load`."""
@@ -117,21 +137,24 @@ class InternEngine:
     def prepare(self, state: Any, calls: Sequence[Mapping[str, Question]]) -> list[PreparedCall]:
         """Validate, render, hash and count every call, with the file's own functions and without any forward (INV-8).
 
-        Raises ValueError with the file's own message for a call that it would refuse, one over MAX_TOKENS included. The payload of
-        a prepared call is the request object that ``predict`` of the file takes.
+        Raises ValueError with the file's own message for a call that it would refuse, one over MAX_TOKENS included. The
+        payload of a prepared call is the request object that ``predict`` of the file takes.
         """
-        return shielded(lambda: [self._prepare({"state": state, "questions": call}) for call in calls], None, blamed=_BLAMED)
+        requests = [{"state": state, "questions": call} for call in calls]
+        return shielded(lambda: [self._prepare(request) for request in requests], None, blamed=_BLAMED)
 
     def predict(self, call: PreparedCall) -> CallResult:
         """The file's own ``predict`` on the prepared request; its object is passed on untouched (INV-1).
 
-        Raises as :func:`scorer.engines.intern_failures.fresh` says: always unchained, and with the failed call's memory given back.
+        Raises as :func:`scorer.engines.intern_failures.fresh` says: always unchained, and with the failed call's memory
+        given back.
         """
         return CallResult(shielded(lambda: self._predict(call), self._memory, self._torch.OutOfMemoryError))
 
     def canary(self) -> bytes:
-        """The warm-up's answers and token counts as JSON bytes: floats are written so that equal bytes mean equal bits."""
-        return _fingerprint(self.predict(self.prepare(_WARM_UP[0], [_WARM_UP[1]])[0]).answer)
+        """The warm-up's answers and token counts as JSON bytes: floats are written so that equal bytes mean equal
+        bits."""
+        return _fingerprint(self.predict(self._prepare_warm_up()).answer)
 
     def release(self) -> None:
         """Give memory back if more than the slack is held above the baseline (INV-4)."""
@@ -140,6 +163,10 @@ class InternEngine:
     def memory(self) -> dict[str, int]:
         """The allocator's counters in bytes; none on a CPU."""
         return self._memory.counters()
+
+    def _prepare_warm_up(self) -> PreparedCall:
+        state, questions = _WARM_UP
+        return self._prepare({"state": state, "questions": questions})
 
     def _prepare(self, request: dict[str, Any]) -> PreparedCall:
         compiled = self._module.compile_row(self._module.validate_request(request))
@@ -162,21 +189,24 @@ class InternEngine:
         """``work()``'s result; a failure becomes StartRefused, or FatalEngineError where it may be the device's."""
         try:
             return work()
-        except (StartRefused, FatalEngineError):
-            raise
-        except (OutOfMemory, self._torch.OutOfMemoryError):
-            cap = self._settings.vram_cap_gib
-            limit = "the card has no room" if cap is None else f"{PREFIX}VRAM_CAP_GIB={cap:g} is too small"
-            raise StartRefused(f"{limit}: out of memory while {what}") from None
         except Exception as error:
-            raise StartRefused(f"{what} from {self._settings.checkpoint} failed ({type(error).__name__}: {error})") from None
+            failure = fresh(error, self._torch.OutOfMemoryError)
+            if isinstance(failure, FatalEngineError):
+                raise failure from None
+            if isinstance(failure, OutOfMemory):
+                cap = self._settings.vram_cap_gib
+                limit = "the card has no room" if cap is None else f"{PREFIX}VRAM_CAP_GIB={cap:g} is too small"
+                raise StartRefused(f"{limit}: out of memory while {what}") from None
+            # No caller has sent anything yet, so the message may be quoted.
+            raise StartRefused(f"{what} failed: {type(error).__name__}: {error}") from None
 
     def _check_placement(self) -> None:
         """INV-3: the model sits where the setting says, all of it."""
         expected = self._settings.device
         found = {parameter.device.type for parameter in self._decider.backend.model.parameters()}
         if found != {expected}:
-            raise StartRefused(f"{PREFIX}DEVICE={expected}: parts of the model are on {', '.join(sorted(found)) or 'no device'}")
+            places = ", ".join(sorted(found)) or "no device"
+            raise StartRefused(f"{PREFIX}DEVICE={expected}: parts of the model are on {places}")
 
     def _check_kernels(self) -> dict[str, bool]:
         kernels = kernels_in_use(module_of(self._decider.backend.model))
@@ -192,41 +222,59 @@ class InternEngine:
 
     def _warm_up(self) -> dict[str, Any]:
         """Score the warm-up; prove INV-8 on it; drop the vision tower and prove INV-7 on it. Returns its answer."""
-        prepared = self._starting("rendering the warm-up", lambda: self.prepare(_WARM_UP[0], [_WARM_UP[1]])[0])
-        answer = self._starting("the warm-up", lambda: self.predict(prepared).answer)
+        prepared = self._starting(
+            f"rendering the warm-up at {PREFIX}MAX_TOKENS={self._settings.max_tokens}", self._prepare_warm_up
+        )
+        answer = self._starting("scoring the warm-up", lambda: self._predict(prepared))
         reported = answer["usage"]["input_tokens"]
         if reported != prepared.input_tokens:
             raise StartRefused(
-                f"the prompt that would be hashed has {prepared.input_tokens} tokens, but predict() reports {reported} (INV-8)"
+                f"the prompt that would be hashed has {prepared.input_tokens} tokens, but predict() reports {reported} "
+                "(INV-8)"
             )
         if not self._settings.keep_vision:
             drop_vision(self._torch, self._decider.backend.model)
             self._memory.release()
-            again = self._starting("the warm-up without the vision tower", lambda: self.predict(prepared).answer)
+            again = self._starting("scoring without the vision tower", lambda: self._predict(prepared))
             if _fingerprint(again) != _fingerprint(answer):
                 raise StartRefused(
-                    f"the warm-up answers otherwise without the vision tower (INV-7); {PREFIX}KEEP_VISION=1 keeps the tower"
+                    f"the warm-up answers otherwise without the vision tower (INV-7); {PREFIX}KEEP_VISION=1 keeps it"
                 )
         return answer
 
-    def _describe(self, pin: Pin, device_name: str, kernels: Mapping[str, bool], answer: Mapping[str, Any]) -> EngineInfo:
+    def _describe(self, pin: Pin, device_name: str, kernels: dict[str, bool], answer: dict[str, Any]) -> EngineInfo:
         calibration = answer["calibration"]
         return EngineInfo(
-            engine="intern", name=pin.name, revision=pin.revision,
-            readout="softmax over the logits of the supplied options' symbols at each decision marker, all questions of a call in "
-                    "one prompt",
+            engine="intern",
+            name=pin.name,
+            revision=pin.revision,
+            readout="softmax over the logits of the supplied options' symbols at each decision marker, "
+            "all questions of a call in one prompt",
             prompt_version=f"{pin.name}/inference.py@{pin.sha256[:12]}",
-            probability_status=f"conditional on the supplied options; temperature-scaled by the checkpoint (T={calibration['temperature']})",
-            default_profile="native", description="Intern-Decision, scored by the checkpoint's own inference.py",
-            release_date="2026-09-30",
-            limits=Limits(questions=_MAX_QUESTIONS, options=_MAX_OPTIONS, levels=_MAX_OPTIONS, tokens=self._settings.max_tokens),
+            probability_status="conditional on the supplied options; temperature-scaled by the checkpoint "
+            f"(T={calibration['temperature']})",
+            default_profile="native",
+            description="Intern-Decision, scored by the checkpoint's own inference.py",
+            # The file names no date; this is the day the contract pinned its release.
+            release_date="2026-09-30" if pin == INTERN_DECISION_4B else "",
+            limits=Limits(
+                questions=_MAX_QUESTIONS, options=_MAX_OPTIONS, levels=_MAX_OPTIONS, tokens=self._settings.max_tokens
+            ),
             model={
-                "source": pin.name, "revision": pin.revision, "inference_sha256": pin.sha256, "dtype": self._dtype,
-                "device": self._settings.device, "vision": "kept" if self._settings.keep_vision else "dropped",
-                "torch_version": str(self._torch.__version__), "transformers_version": _version("transformers"),
-                "python_version": platform.python_version(), "kernels": dict(kernels),
+                "source": pin.name,
+                "revision": pin.revision,
+                "inference_sha256": pin.sha256,
+                "dtype": self._dtype,
+                "device": self._settings.device,
+                "vision": "kept" if self._settings.keep_vision else "dropped",
+                "torch_version": str(self._torch.__version__),
+                "transformers_version": _version("transformers"),
+                "python_version": platform.python_version(),
+                "kernels": dict(kernels),
             },
-            calibration=dict(calibration), device=device_name, vram_cap_gib=self._settings.vram_cap_gib,
+            calibration=dict(calibration),
+            device=device_name,
+            vram_cap_gib=self._settings.vram_cap_gib,
         )
 
 

@@ -1,7 +1,8 @@
 """From a snapshot directory to a running ``inference.py``, fail-closed (INV-3, INV-5).
 
-The file is executed code on a data mount. So it is read once, and the bytes that were hashed are the bytes that are compiled and
-run: a second read could see another file. Everything here that can refuse does so before torch is imported.
+The file is executed code on a data mount. So it is read once, and the bytes that were hashed are the bytes that are
+compiled and run: a second read could see another file. Everything here that can refuse does so before torch is
+imported.
 """
 
 from __future__ import annotations
@@ -19,14 +20,25 @@ from scorer.engines.base import StartRefused
 from shared.pins import INTERN_DECISION_4B, Pin, PinError, read_pin
 from shared.settings import PREFIX
 
-__all__ = ["MODULE_NAME", "Source", "check_device", "check_path", "choose_pin", "go_offline", "import_torch", "read_source", "run"]
+__all__ = [
+    "MODULE_NAME",
+    "OFFLINE",
+    "Source",
+    "check_device",
+    "check_path",
+    "choose_pin",
+    "go_offline",
+    "import_torch",
+    "read_source",
+    "run",
+]
 
 #: Under this name the file stands in ``sys.modules``.
 MODULE_NAME = "intern_decision_inference"
 
-#: Read by the libraries when they are imported, so set before (INV-5). The last two keep kernels that nobody pinned out of the
-#: model and progress bars out of the log.
-_OFFLINE = {
+#: Read by the libraries when they are imported, so set before (INV-5). The last two keep kernels that nobody pinned out
+#: of the model and progress bars out of the log.
+OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -37,7 +49,8 @@ _OFFLINE = {
 
 @dataclass(frozen=True)
 class Source:
-    """An ``inference.py`` that is the pinned one: where it lies and its code, compiled from the bytes that were hashed."""
+    """An ``inference.py`` that is the pinned one: where it lies and its code, compiled from the bytes that were
+    hashed."""
 
     path: Path
     code: CodeType
@@ -56,14 +69,16 @@ def choose_pin(pins_file: Path | None) -> Pin:
 def check_path(checkpoint: Path, pin: Pin) -> Path:
     """The absolute path of the snapshot directory, its links unresolved.
 
-    Raises StartRefused unless the directory exists and its path ends in ``snapshots/<revision>`` (INV-3). The path counts as it is
-    written (a trailing slash, a linked root) and, for a link that points at a snapshot, as it resolves; a file inside is never
-    resolved, because a Hugging Face cache links it into ``blobs/``.
+    Raises StartRefused unless the directory exists and its path ends in ``snapshots/<revision>`` (INV-3). The path
+    counts as it is written (a trailing slash, a linked root) and, for a link that points at a snapshot, as it resolves;
+    a file inside is never resolved, because a Hugging Face cache links it into ``blobs/``.
     """
     path = Path(os.path.abspath(checkpoint))
     expected = ("snapshots", pin.revision)
     if expected not in (path.parts[-2:], Path(os.path.realpath(checkpoint)).parts[-2:]):
-        raise StartRefused(f"{PREFIX}CHECKPOINT: expected a path that ends in snapshots/{pin.revision}, found {checkpoint}")
+        raise StartRefused(
+            f"{PREFIX}CHECKPOINT: expected a path that ends in snapshots/{pin.revision}, found {checkpoint}"
+        )
     if not path.is_dir():
         raise StartRefused(f"{PREFIX}CHECKPOINT: {checkpoint} is not a directory")
     return path
@@ -72,8 +87,8 @@ def check_path(checkpoint: Path, pin: Pin) -> Path:
 def read_source(checkpoint: Path, pin: Pin) -> Source:
     """Read, hash and compile ``inference.py`` of the snapshot, from one read.
 
-    Raises StartRefused for a file that is missing, that is not the pinned one, or that this Python cannot parse (the pinned 4B
-    file needs 3.12: engine/intern-decision.md §1.1).
+    Raises StartRefused for a file that is missing, that is not the pinned one, or that this Python cannot parse (the
+    pinned 4B file needs 3.12: engine/intern-decision.md §1.1).
     """
     path = checkpoint / "inference.py"
     try:
@@ -99,10 +114,10 @@ def go_offline() -> None:
 
     Raises StartRefused when one of them is already in memory and was imported with the network allowed.
     """
-    os.environ.update(_OFFLINE)
+    os.environ.update(OFFLINE)
     constants: Any = sys.modules.get("huggingface_hub.constants")
     if constants is not None and not constants.HF_HUB_OFFLINE:
-        raise StartRefused("huggingface_hub was imported before HF_HUB_OFFLINE=1 was set; the network cannot be ruled out")
+        raise StartRefused("huggingface_hub was imported before HF_HUB_OFFLINE=1 was set: it could use the network")
 
 
 def import_torch() -> Any:
@@ -111,25 +126,27 @@ def import_torch() -> Any:
         return importlib.import_module("torch")
     except (ImportError, OSError) as error:  # OSError: a shared library of CUDA is missing
         raise StartRefused(
-            f"{PREFIX}ENGINE=intern needs torch: pip install 'intern-decision-serve[intern]' ({type(error).__name__}: {error})"
+            f"{PREFIX}ENGINE=intern needs torch: pip install 'intern-decision-serve[intern]' "
+            f"({type(error).__name__}: {error})"
         ) from None
 
 
 def check_device(torch: Any, device: str) -> str:
-    """The device's name for people, or "cpu". Raises StartRefused unless a CUDA card is there whose ``sm_XY`` this torch was built
-    for (INV-3). ``device`` is the setting, so "cpu" was asked for."""
+    """The device's name for people, or "cpu". Raises StartRefused unless a CUDA card is there whose ``sm_XY`` this
+    torch was built for (INV-3). ``device`` is the setting, so "cpu" was asked for."""
     if device == "cpu":
         return "cpu"
     if not torch.cuda.is_available():
         raise StartRefused(
-            f"{PREFIX}DEVICE=cuda: torch {torch.__version__} finds no CUDA device; to serve from the CPU set {PREFIX}DEVICE=cpu"
+            f"{PREFIX}DEVICE=cuda: torch {torch.__version__} finds no CUDA device; {PREFIX}DEVICE=cpu uses the CPU"
         )
     arch = "sm_{}{}".format(*torch.cuda.get_device_capability(0))
     built_for = torch.cuda.get_arch_list()
     name = str(torch.cuda.get_device_name(0))
     if arch not in built_for:
         raise StartRefused(
-            f"{PREFIX}DEVICE=cuda: {name} is {arch}, but torch {torch.__version__} is built for {' '.join(built_for) or 'no card'}"
+            f"{PREFIX}DEVICE=cuda: {name} is {arch}, but torch {torch.__version__} is built for "
+            f"{' '.join(built_for) or 'no card'}"
         )
     return name
 
@@ -141,7 +158,7 @@ def run(source: Source) -> ModuleType:
     # Its dataclasses look their module up while the file still runs (engine/intern-decision.md §6.1, 3).
     sys.modules[MODULE_NAME] = module
     try:
-        exec(source.code, module.__dict__)  # noqa: S102 - the pinned file, see the module's text
+        exec(source.code, module.__dict__)
     except Exception as error:
         del sys.modules[MODULE_NAME]
         raise StartRefused(f"{source.path}: does not run here ({type(error).__name__}: {error})") from None

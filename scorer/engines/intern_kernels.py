@@ -1,8 +1,9 @@
 """Whether the fast kernels of the linear-attention layers are really in use (trouble.md rank 50).
 
-transformers decides that when it is imported: a package that is missing, or whose import fails, is replaced by reference code that
-is right but more than ten times slower, with one line in a log. What counts is therefore not whether a package is installed but
-what the functions in the model's module will call, and that is read here from those functions.
+transformers decides that when it is imported: a package that is missing, or whose import fails, is replaced by
+reference code that is right but more than ten times slower, with one line in a log. What counts is therefore not
+whether a package is installed but what the functions in the model's module will call, and that is read here from those
+functions.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ def module_of(model: Any) -> ModuleType | None:
 def kernels_in_use(modeling: ModuleType | None) -> dict[str, bool]:
     """For each kernel package, by its pip name, whether every function of ``modeling`` that could use it does.
 
-    transformers 5.17 wraps each such function in a closure over ``package`` and ``is_new_implementation``. A package that no
-    function mentions counts as not in use: what is not proven is not claimed.
+    transformers 5.17 wraps each such function in a closure over ``package`` and ``is_new_implementation``. A package
+    that no function mentions counts as not in use: what is not proven is not claimed.
     """
     found: dict[str, list[bool]] = {package: [] for package in KERNELS}
     for value in vars(modeling).values() if modeling is not None else ():

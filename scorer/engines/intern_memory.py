@@ -18,7 +18,8 @@ _MIB = 1 << 20
 
 
 class DeviceMemory:
-    """The memory of one device. ``cuda`` is the module ``torch.cuda``, or None on a CPU; ``slack_mib`` is RELEASE_SLACK_MIB.
+    """The memory of one device. ``cuda`` is the module ``torch.cuda``, or None on a CPU; ``slack_mib`` is
+    RELEASE_SLACK_MIB.
 
     Only the inference thread calls it: another one would get CUDA state of its own, outside the cap (INV-2).
     """
@@ -29,7 +30,8 @@ class DeviceMemory:
         self._baseline = 0
 
     def cap(self, gib: float) -> None:
-        """Cap torch's allocator at ``gib`` GiB. To be called before the weights load. Raises StartRefused for more than the card has.
+        """Cap torch's allocator at ``gib`` GiB. To be called before the weights load. Raises StartRefused for more than
+        the card has.
 
         Only the allocator is capped: the CUDA context and the libraries' workspaces come on top (trouble.md rank 49).
         """
@@ -41,7 +43,8 @@ class DeviceMemory:
         self._cuda.set_per_process_memory_fraction(gib * _GIB / total, 0)
 
     def settle(self) -> None:
-        """Give back what is free and take what is left as the baseline, once everything permanent is loaded and warm."""
+        """Give back what is free and take what is left as the baseline, once everything permanent is loaded and
+        warm."""
         self.release()
         if self._cuda is not None:
             self._baseline = int(self._cuda.memory_reserved())
@@ -58,7 +61,8 @@ class DeviceMemory:
             self._cuda.empty_cache()
 
     def counters(self) -> dict[str, int]:
-        """``allocated``, ``reserved``, ``peak_reserved`` and ``baseline`` in bytes; allocator counters only, no CUDA call."""
+        """``allocated``, ``reserved``, ``peak_reserved`` and ``baseline`` in bytes; allocator counters only, no CUDA
+        call."""
         if self._cuda is None:
             return {}
         return {

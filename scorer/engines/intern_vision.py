@@ -8,8 +8,8 @@ __all__ = ["drop_vision"]
 
 
 def drop_vision(torch: Any, model: Any) -> None:
-    """Replace ``model.model.visual`` by a stub that raises when called. Its memory comes back once the collector has run and the
-    cache is emptied; whether the answers stay the same is for the caller to check."""
+    """Replace ``model.model.visual`` by a stub that raises when called. Its memory comes back once the collector has
+    run and the cache is emptied; whether the answers stay the same is for the caller to check."""
 
     # An nn.Module, because torch lets nothing else stand in a child module's place (engine/intern-decision.md §2).
     class DroppedVision(torch.nn.Module):  # type: ignore[misc]

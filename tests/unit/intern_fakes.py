@@ -1,7 +1,9 @@
-"""A fake torch and a fake ``inference.py`` for the ``intern`` engine's tests: no torch, no model, every step on record."""
+"""A fake torch and a fake ``inference.py`` for the ``intern`` engine's tests: no torch, no model, every step on
+record."""
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import sys
 import weakref
@@ -17,13 +19,24 @@ from scorer.engines.intern import InternEngine
 from shared.pins import Pin, dump_pin
 from shared.settings import ScorerSettings
 
-__all__ = ["GIB", "INFERENCE", "MIB", "QUESTION", "FakeTensor", "FakeTorch", "Snapshot"]
+__all__ = [
+    "GIB",
+    "INFERENCE",
+    "MIB",
+    "QUESTION",
+    "FakeTensor",
+    "FakeTorch",
+    "Snapshot",
+    "answer",
+    "fake_snapshot",
+    "fake_torch",
+]
 
 GIB, MIB = 1 << 30, 1 << 20
 REVISION = "ab" * 20
 QUESTION = {"q": {"type": "noul", "instructions": "Is it so?"}}
 
-INFERENCE = '''
+INFERENCE = """
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -49,10 +62,6 @@ def validate_request(request):
 def compile_row(row):
     marks = " ".join("<decision>" for _ in row["questions"])
     return CompiledExample([{"role": "user", "content": f"{row['state']} {marks}"}], tuple(row["questions"]))
-
-
-def chunk_rule():
-    return torch.fla_in_use and is_new_implementation and package
 
 
 def wrapped(package, is_new_implementation):
@@ -111,7 +120,7 @@ class DecisionEngine:
     def predict(self, request):
         torch.events.append("predict")
         return torch.forward(self, request)
-'''
+"""
 
 
 class FakeTensor:
@@ -119,7 +128,8 @@ class FakeTensor:
 
 
 class FakeTorch(ModuleType):
-    """A torch of a card with 80 GiB. ``events`` is what was called, in order; tests replace ``forward`` and ``construct``."""
+    """A torch of a card with 80 GiB. ``events`` is what was called, in order; tests replace ``forward`` and
+    ``construct``."""
 
     class OutOfMemoryError(RuntimeError):
         """torch's own class."""
@@ -167,11 +177,17 @@ def answer(decider: Any, request: dict[str, Any], **other: Any) -> dict[str, Any
     """What the fake file's predict() answers: every question 0.25 and 0.75."""
     tokens = len(str(request["state"]).split()) + len(request["questions"])
     answers = {
-        name: {"type": "noul", "probabilities": {"no": 0.25, "yes": 0.75}, "noul": 0.75} for name in request["questions"]
+        name: {"type": "noul", "probabilities": {"no": 0.25, "yes": 0.75}, "noul": 0.75}
+        for name in request["questions"]
     }
     return {
-        "answers": answers, "usage": {"input_tokens": tokens}, "timing": {"inference_ms": 1.0},
-        "calibration": {"method": "temperature-scaling", "temperature": 2.0}, "model": "Fake-Decision", "backend": "hf", **other,
+        "answers": answers,
+        "usage": {"input_tokens": tokens},
+        "timing": {"inference_ms": 1.0},
+        "calibration": {"method": "temperature-scaling", "temperature": 2.0},
+        "model": "Fake-Decision",
+        "backend": "hf",
+        **other,
     }
 
 
@@ -205,20 +221,23 @@ class Snapshot:
         return engine
 
 
-@pytest.fixture
-def torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTorch]:
+@pytest.fixture(name="torch")
+def fake_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTorch]:
     """The fake torch, in place of a real one."""
     fake = FakeTorch()
     monkeypatch.setitem(sys.modules, "torch", fake)
     monkeypatch.setitem(sys.modules, intern_checkpoint.MODULE_NAME, ModuleType("nothing yet"))
     for name in intern_checkpoint.OFFLINE:
         monkeypatch.setenv(name, "")
+    # As the worker does after load: a full collection, of which every failure has one, walks only what came after.
+    gc.collect()
+    gc.freeze()
     yield fake
-    # What the fake file's functions hold of the fake torch must not outlive the test.
+    # Never unfrozen: the collector shall not meet here what other tests left behind.
     fake.events.clear()
 
 
-@pytest.fixture
-def snapshot(tmp_path: Path, torch: FakeTorch) -> Snapshot:
+@pytest.fixture(name="snapshot")
+def fake_snapshot(tmp_path: Path, torch: FakeTorch) -> Snapshot:
     """A snapshot of the fake file."""
     return Snapshot(tmp_path, torch)

@@ -21,11 +21,16 @@ def register(app: Flask, services: Services) -> None:
         record_of(request.environ).facts["route"] = "/v1/models"
         services.auth.check(request.environ.get("HTTP_AUTHORIZATION"))
         info = services.scorer.describe().info
-        created = calendar.timegm(time.strptime(info.release_date, "%Y-%m-%d"))
+        # A release that names no date is old to one kind of client and undated to the other.
+        created = calendar.timegm(time.strptime(info.release_date, "%Y-%m-%d")) if info.release_date else 0
         return json_response(
             {
                 "models": [
-                    {"name": info.served_model, "description": info.description, "release_date": info.release_date},
+                    {
+                        "name": info.served_model,
+                        "description": info.description,
+                        "release_date": info.release_date or "unknown",
+                    },
                 ],
                 "object": "list",
                 "data": [{"id": info.served_model, "object": "model", "created": created, "owned_by": info.engine}],
