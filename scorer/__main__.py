@@ -18,6 +18,7 @@ from scorer.engines.base import StartRefused
 from shared import logs, settings
 from shared.rundir import RunDir, RunDirError, ScorerRunning
 from shared.settings import ScorerSettings, SettingsError
+from shared.slots import SlotFileError
 
 __all__ = ["main", "serve"]
 
@@ -34,14 +35,13 @@ def serve() -> int:
         for name in settings.unknown_names():
             logging.getLogger("scorer").warning("unknown setting", extra={"fields": {"name": name}})
         lock = run_dir.lock_scorer()
-        engine = engines.create(config)
-    except (SettingsError, RunDirError, StartRefused) as error:
+        broker = Broker(config, run_dir, engines.create(config))
+    except (SettingsError, RunDirError, SlotFileError, StartRefused) as error:
         print(f"scorer: {error}", file=sys.stderr)
         return EXIT_REFUSED
     except ScorerRunning as error:
         print(f"scorer: {error}", file=sys.stderr)
         return EXIT_RUNNING
-    broker = Broker(config, run_dir, engine)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: broker.stop())
     code = broker.run()

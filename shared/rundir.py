@@ -24,7 +24,7 @@ class ScorerRunning(RuntimeError):
 class RunDir:
     """Paths of one run directory, made and checked on construction.
 
-    Raises :class:`RunDirError` when it cannot be made, is open to other users for writing, or is so deep that the
+    Raises :class:`RunDirError` when it cannot be made, is open to other users, or is so deep that the
     socket's path is over 107 bytes.
     """
 

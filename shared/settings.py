@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shared import parsers
+
 __all__ = ["PREFIX", "SETTINGS", "ScorerSettings", "Setting", "SettingsError", "WebSettings", "unknown_names"]
 
 PREFIX = "INTERN_DECISION_"
 
 WEB, SCORER = "web", "scorer"
 
-_TOKEN_MIN = 32
 #: Threads beyond MAX_QUEUE, for the 429s and /health while every slot waits (architecture.md §1.12).
 SPARE_THREADS = 8
 #: More slots would need more threads than a worker can have.
@@ -31,74 +32,6 @@ _DAY_S = 86_400
 
 class SettingsError(ValueError):
     """A setting has a bad value; the message starts with the variable's full name and never shows a secret."""
-
-
-def _integer(minimum: int, maximum: int = 10**12) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        # int() would take "1_000", " 5 ", "+5" and digits of other scripts (trouble.md rank 48).
-        if not re.fullmatch(r"[0-9]{1,18}", text) or not minimum <= int(text) <= maximum:
-            raise ValueError(f"must be a whole number of at least {minimum} and at most {maximum}")
-        return int(text)
-
-    return parse
-
-
-def _number(maximum: int) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        # float() would take "nan", "inf", "1e3" and the rest of the list above.
-        if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,18})?", text) or not 0 < float(text) <= maximum:
-            raise ValueError(f"must be a number above 0 and at most {maximum}")
-        return float(text)
-
-    return parse
-
-
-def _choice(*allowed: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in allowed:
-            raise ValueError("must be one of " + ", ".join(allowed))
-        return text
-
-    return parse
-
-
-def _name(text: str) -> str:
-    # Which names exist is the scorer's to say: its registry of engines is the one list.
-    if not re.fullmatch(r"[a-z][a-z0-9_-]{0,40}", text):
-        raise ValueError("must be the name of an engine, in lower case")
-    return text
-
-
-def _flag(text: str) -> bool:
-    return _choice("0", "1")(text) == "1"
-
-
-def _text(text: str) -> str:
-    if not text or any(ord(ch) < 32 for ch in text):
-        raise ValueError("must not be empty or hold control characters")
-    return text
-
-
-def _bind(text: str) -> str:
-    host, colon, port = text.rpartition(":")
-    if text.startswith("unix:"):
-        good = len(text) > len("unix:")
-    else:
-        good = bool(colon and host) and re.fullmatch(r"[0-9]{1,5}", port) is not None and 0 < int(port) <= 65535
-    if not good:
-        raise ValueError("must be HOST:PORT or unix:PATH")
-    return _text(text)
-
-
-def _path(text: str) -> Path:
-    return Path(_text(text))
-
-
-def _token(text: str) -> str:
-    # INV-6. The value is a secret: the message says the rule, never the value.
-    if len(text) < _TOKEN_MIN or not all(33 <= ord(ch) <= 126 for ch in text):
-        raise ValueError(f"must be at least {_TOKEN_MIN} visible ASCII characters (33-126)")
-    return text
 
 
 @dataclass(frozen=True)
@@ -126,112 +59,132 @@ _CHECKPOINT = "/hf/hub/models--internlm--Intern-Decision-4B/snapshots/0e5e6aa7d6
 _BOTH = (WEB, SCORER)
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("API_TOKEN", None, _token, (WEB,), "the bearer token, at least 32 visible ASCII characters"),
+    Setting("API_TOKEN", None, parsers.token, (WEB,), "the bearer token, at least 32 visible ASCII characters"),
     Setting(
-        "API_TOKEN_FILE", None, _path, (WEB,), "a file that holds the token instead (one trailing line break is cut)"
+        "API_TOKEN_FILE",
+        None,
+        parsers.path,
+        (WEB,),
+        "a file that holds the token instead (one trailing line break is cut)",
     ),
-    Setting("ENGINE", "intern", _name, (SCORER,), "which engine scores: `intern`, `sparrow`, or `fake` (tests)"),
+    Setting("ENGINE", "intern", parsers.name, (SCORER,), "which engine scores: `intern`, `sparrow`, or `fake` (tests)"),
     Setting(
         "SYSTEMONE_PROFILE",
         None,
-        _choice("native", "jev"),
+        parsers.choice("native", "jev"),
         (WEB,),
         "profile of `/v1/systemone`; unset takes the engine's own",
     ),
     Setting(
         "STRICT_MODEL",
         "0",
-        _flag,
+        parsers.flag,
         (WEB,),
         "1 refuses a `model` on `/v1/systemone` that names neither the served model nor a Jev alias",
     ),
-    Setting("CHECKPOINT", _CHECKPOINT, _path, (SCORER,), "snapshot directory of the `intern` engine"),
+    Setting("CHECKPOINT", _CHECKPOINT, parsers.path, (SCORER,), "snapshot directory of the `intern` engine"),
     Setting(
         "PINS_FILE",
         None,
-        _path,
+        parsers.path,
         (SCORER,),
         "JSON file that pins another release for the `intern` engine: name, revision, sha256",
     ),
     Setting(
         "ALLOW_SLOW_KERNELS",
         "0",
-        _flag,
+        parsers.flag,
         (SCORER,),
         "1 lets the `intern` engine start on CUDA without flash-linear-attention or causal-conv1d",
     ),
-    Setting("DEVICE", "cuda", _choice("cuda", "cpu"), (SCORER,), "device of the `intern` engine"),
-    Setting("VRAM_CAP_GIB", None, _number(100_000), (SCORER,), "cap on torch's CUDA memory in GiB; unset is uncapped"),
+    Setting("DEVICE", "cuda", parsers.choice("cuda", "cpu"), (SCORER,), "device of the `intern` engine"),
+    Setting(
+        "VRAM_CAP_GIB", None, parsers.number(100_000), (SCORER,), "cap on torch's CUDA memory in GiB; unset is uncapped"
+    ),
     Setting(
         "RELEASE_SLACK_MIB",
         "512",
-        _integer(0),
+        parsers.integer(0),
         (SCORER,),
         "reserved CUDA memory above the baseline, in MiB, that a call may leave behind",
     ),
-    Setting("KEEP_VISION", "0", _flag, (SCORER,), "1 keeps the vision tower in memory"),
+    Setting("KEEP_VISION", "0", parsers.flag, (SCORER,), "1 keeps the vision tower in memory"),
     Setting(
         "MAX_TOKENS",
         "8192",
-        _integer(1),
+        parsers.integer(1),
         (SCORER,),
         "tokens of one call, its state and all its questions; over it is a 422",
     ),
     Setting(
-        "MAX_DECISIONS", "64", _integer(1), (WEB,), "orderings scored for one `/decide` or `/decide/shared` request"
+        "MAX_DECISIONS",
+        "64",
+        parsers.integer(1),
+        (WEB,),
+        "orderings scored for one `/decide` or `/decide/shared` request",
     ),
     Setting(
         "NATIVE_MAX_OPTIONS",
         "16",
-        _integer(1),
+        parsers.integer(1),
         (WEB,),
         "options of one question in the `native` profile, up to the engine's own limit",
     ),
     Setting(
-        "MAX_BODY_BYTES", "1048576", _integer(1), (WEB,), "bytes of a request body, before and after decompression"
+        "MAX_BODY_BYTES",
+        "1048576",
+        parsers.integer(1),
+        (WEB,),
+        "bytes of a request body, before and after decompression",
     ),
     Setting(
         "MAX_QUEUE",
         "32",
-        _integer(1, _MOST_SLOTS),
+        parsers.integer(1, _MOST_SLOTS),
         (WEB,),
         "POSTs in progress at once over all workers; the next is a 429",
     ),
-    Setting("RUN_DIR", "/run/intern-decision", _path, _BOTH, "directory of the socket and the slot file, mode 0750"),
-    Setting("BIND", "127.0.0.1:8000", _bind, (WEB,), "where gunicorn listens: host:port or unix:PATH"),
-    Setting("WORKERS", "2", _integer(1, 1000), (WEB,), "gunicorn worker processes"),
+    Setting(
+        "RUN_DIR", "/run/intern-decision", parsers.path, _BOTH, "directory of the socket and the slot file, mode 0750"
+    ),
+    Setting("BIND", "127.0.0.1:8000", parsers.bind, (WEB,), "where gunicorn listens: host:port or unix:PATH"),
+    Setting("WORKERS", "2", parsers.integer(1, 1000), (WEB,), "gunicorn worker processes"),
     Setting(
         "THREADS",
         None,
-        _integer(1, 2 * _MOST_SLOTS),
+        parsers.integer(1, 2 * _MOST_SLOTS),
         (WEB,),
         "threads of one worker, at least MAX_QUEUE + 8; unset is MAX_QUEUE + 8",
     ),
     Setting(
         "REQUEST_BUDGET_S",
         "60",
-        _number(_DAY_S),
+        parsers.number(_DAY_S),
         (WEB,),
         "seconds from a request's start to its answer; over it is a 504",
     ),
     Setting(
         "BODY_DEADLINE_S",
         "10",
-        _number(_DAY_S),
+        parsers.number(_DAY_S),
         (WEB,),
         "seconds in which a request's body must arrive; over it is a 408",
     ),
     Setting(
         "HANG_S",
         "120",
-        _number(_DAY_S),
+        parsers.number(_DAY_S),
         (SCORER,),
         "seconds after which one running job counts as hung and the scorer exits 70",
     ),
-    Setting("DRAIN_S", "60", _number(_DAY_S), (SCORER,), "seconds for queued jobs to finish after SIGTERM"),
-    Setting("LOG_FORMAT", "json", _choice("json", "text"), _BOTH, "form of the log lines on stderr"),
+    Setting("DRAIN_S", "60", parsers.number(_DAY_S), (SCORER,), "seconds for queued jobs to finish after SIGTERM"),
+    Setting("LOG_FORMAT", "json", parsers.choice("json", "text"), _BOTH, "form of the log lines on stderr"),
     Setting(
-        "LOG_LEVEL", "INFO", _choice("DEBUG", "INFO", "WARNING", "ERROR"), _BOTH, "least severe level that is logged"
+        "LOG_LEVEL",
+        "INFO",
+        parsers.choice("DEBUG", "INFO", "WARNING", "ERROR"),
+        _BOTH,
+        "least severe level that is logged",
     ),
 )
 
@@ -328,6 +281,6 @@ def _the_token(token: str | None, file: Path | None) -> str:
     except OSError as error:
         raise SettingsError(f"{PREFIX}API_TOKEN_FILE: {file}: {error.strerror}") from None
     try:
-        return _token(re.sub(r"\r?\n\Z", "", text))
+        return parsers.token(re.sub(r"\r?\n\Z", "", text))
     except ValueError as error:
         raise SettingsError(f"{PREFIX}API_TOKEN_FILE: the token in {file} {error}") from None

@@ -136,13 +136,14 @@ class SlotTable:
         """
         fd = self._open_same_file()
         try:
-            if self._read_size() != self.size:
-                raise SlotFileError(
-                    f"MAX_QUEUE in {self.path} is no longer {self.size}: another web tier uses this run directory"
-                )
             for index in range(self.size):
                 if not _lock(fd, fcntl.F_WRLCK, _HELD_AT + index):
                     continue
+                # Read while a slot is held: whoever changes the size writes first and looks for held slots second.
+                if self._read_size() != self.size:
+                    raise SlotFileError(
+                        f"MAX_QUEUE in {self.path} is no longer {self.size}: another web tier uses this run directory"
+                    )
                 os.pwrite(fd, job_id, _RECORDS_AT + _ID_SIZE * index)
                 if _locked_by_other(fd, _WORK_AT + index):
                     # A stale job of a dead request still runs in this slot.
@@ -181,7 +182,10 @@ class SlotTable:
         found = os.fstat(fd)
         if (found.st_dev, found.st_ino) == (self._stat.st_dev, self._stat.st_ino):
             os.close(fd)
-            size = self._read_size()
+            try:
+                size = self._read_size()
+            except SlotFileError:
+                return False  # damaged: nobody can tell what is wanted, and the web tier refuses new requests
             changed, self.size = size != self.size, size
             return changed
         os.close(self.fd)
@@ -230,13 +234,15 @@ class SlotTable:
             current = self._read_size()
             if current == size:
                 return size
-            self.size = current
+            # Written first and looked at second, so that no request can slip in between under the old size.
+            os.pwrite(self.fd, _HEADER.pack(_MAGIC, size), 0)
+            self.size = max(current, size)
             if current and self.in_use():
+                os.pwrite(self.fd, _HEADER.pack(_MAGIC, current), 0)
                 raise SlotFileError(
                     f"MAX_QUEUE is {size} here, but requests are in progress under MAX_QUEUE={current}; "
                     "stop the running web tier before changing it"
                 )
-            os.pwrite(self.fd, _HEADER.pack(_MAGIC, size), 0)
             return size
         finally:
             _lock(self.fd, fcntl.F_UNLCK, _HEADER_LOCK_AT)

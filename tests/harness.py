@@ -11,6 +11,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -146,6 +147,7 @@ class Local:
         services = self.app.extensions["decision"]
         services.scorer.close()
         services.slots.close()
+        shutil.rmtree(self.dir, ignore_errors=True)
 
 
 class Pair:
@@ -266,6 +268,7 @@ class Pair:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(5)
+        shutil.rmtree(self.dir, ignore_errors=True)
 
 
 @contextmanager

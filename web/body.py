@@ -100,8 +100,8 @@ class _Cutoffs:
 
 
 class BodyReader:
-    """Reads bodies of at most ``max_bytes``, compressed and decompressed, that arrive within ``deadline_s`` seconds, and
-    drains at most ``max_drains`` at a time."""
+    """Reads bodies of at most ``max_bytes``, compressed and decompressed, that arrive within ``deadline_s`` seconds,
+    and drains at most ``max_drains`` at a time."""
 
     def __init__(self, max_bytes: int, deadline_s: float, max_drains: int = 16) -> None:
         self._drains = threading.BoundedSemaphore(max_drains)
@@ -143,10 +143,10 @@ class BodyReader:
         if not self._drains.acquire(blocking=False):
             # Callers that announce bodies and never send them must not keep every thread.
             return
-        sock.settimeout(_DRAIN_IDLE_SECONDS)
         entry = self._draining.arm(sock)
         stream, left = environ["wsgi.input"], _DRAIN_BYTES
         try:
+            sock.settimeout(_DRAIN_IDLE_SECONDS)
             while left > 0 and (data := stream.read(min(_STEP, left))):
                 left -= len(data)
         except Exception:  # whatever the server raises on a broken body: the answer is out, there is nobody to tell

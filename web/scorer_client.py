@@ -18,6 +18,7 @@ import select
 import socket as sockets
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ from shared import jsonio, wire
 from shared.wire import EngineInfo, Job, Reply, Request
 from web.errors import ApiError, Invalid, Problem
 
-__all__ = ["Description", "Scored", "ScorerClient", "StaleBoot"]
+__all__ = ["Description", "Scored", "ScorerClient", "StaleBoot", "engine_of"]
 
 _CONNECT_S = 0.5
 #: A frozen scorer keeps its connections but answers no heartbeat (libzmq's own I/O threads exchange them, so a long
@@ -55,6 +56,15 @@ class Scored:
 
     reply: Reply
     calls: list[dict[str, Any]]
+
+
+def engine_of(status: Mapping[str, Any]) -> EngineInfo:
+    """The engine's description in a status payload. Raises ApiError ``scorer_unavailable`` when it cannot be read."""
+    try:
+        return EngineInfo.from_json(status["engine"])
+    except (ValueError, KeyError) as error:
+        _log.error("unreadable engine description", extra={"fields": {"reason": str(error)}})
+        raise ApiError("scorer_unavailable", "the scorer is of another version") from None
 
 
 class StaleBoot(Exception):
@@ -126,12 +136,7 @@ class ScorerClient:
             reply, payload = self.status()
             if payload.get("engine") is None:
                 raise ApiError("scorer_unavailable", f"the scorer is {payload.get('state', 'not ready')}")
-            try:
-                info = EngineInfo.from_json(payload["engine"])
-            except wire.WireError as error:
-                _log.error("unreadable engine description", extra={"fields": {"reason": str(error)}})
-                raise ApiError("scorer_unavailable", "the scorer is of another version") from None
-            self._known = Description(reply.boot_id, info)
+            self._known = Description(reply.boot_id, engine_of(payload))
         return self._known
 
     def ask(

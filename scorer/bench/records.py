@@ -1,7 +1,7 @@
 """What a run writes and everything else reads: one record an answered question and ordering. Pure.
 
-A run's folder holds ``run.json`` (the manifest: what was asked of which engine) and ``results.jsonl`` (a record a line, in the
-order the answers came).
+A run's folder holds ``run.json`` (the manifest: what was asked of which engine) and ``results.jsonl`` (a record a line,
+in the order the answers came).
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ class RecordError(ValueError):
 class Record:
     """One answer to one question in one ordering of its options.
 
-    ``row`` is the row's id, ``file`` the input file's name and ``field`` the question's name in the row. ``labels`` are the
-    options in the row's own order (``no``, ``yes`` for a noul; ``"0"``... for a score); ``order`` is the order asked, as
-    positions in ``labels``; ``ordering`` numbers it, 0 being the row's own. ``expected`` is the label, None where the row has
-    none. ``probabilities`` maps label to probability; ``decision`` is the engine's chosen label; ``score`` its expected level
-    (score questions only). ``input_tokens`` and ``prompt_sha256`` describe the call, which held ``questions`` questions;
+    ``row`` is the row's id, ``file`` the input file's name and ``field`` the question's name in the row. ``labels`` are
+    the options in the row's own order (``no``, ``yes`` for a noul; ``"0"``... for a score); ``order`` is the order
+    asked, as positions in ``labels``; ``ordering`` numbers it, 0 being the row's own. ``expected`` is the label, None
+    where the row has none. ``probabilities`` maps label to probability; ``decision`` is the engine's chosen label;
+    ``score`` its expected level (score questions only). ``input_tokens`` and ``prompt_sha256`` describe the call, which
+    held ``questions`` questions;
     ``inference_ms`` is the engine's own time for the call, ``total_ms`` the harness's (both milliseconds).
     """
 

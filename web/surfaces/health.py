@@ -11,6 +11,7 @@ from web.errors import ApiError
 from web.guard import Services, json_response
 from web.observe import record_of
 from web.schemas.systemone import JEV_LEVELS, JEV_OPTIONS, JEV_QUESTIONS
+from web.scorer_client import engine_of
 from web.surfaces.systemone import profile_of
 
 __all__ = ["register"]
@@ -29,7 +30,7 @@ def register(app: Flask, services: Services) -> None:
         reply, status = services.scorer.status()
         if status["state"] != "ready":
             raise ApiError("scorer_unavailable", f"the scorer is {status['state']}")
-        info = EngineInfo.from_json(status["engine"])
+        info = engine_of(status)
         settings = services.settings
         return json_response(
             {
