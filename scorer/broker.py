@@ -168,11 +168,16 @@ class Broker:
             self._queue.append(_Waiting(envelope, request, payload, now, now + request.budget_ms / 1000))
 
     def _dispatch(self) -> None:
-        if self._running is None and self._queue:
-            self._running = job = self._queue.popleft()
-            stamp = pack_stamp(job.arrived, job.deadline, job.request)
+        if self._running is not None or not self._queue or self._worker.snapshot.broken is not None:
+            return
+        job = self._queue[0]
+        stamp = pack_stamp(job.arrived, job.deadline, job.request)
+        try:
             # One job is out at a time, so its envelope stays here; the empty frame is the one that REP expects.
-            self._back.send_multipart([b"", stamp, job.payload], copy=False)
+            self._back.send_multipart([b"", stamp, job.payload], zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return  # the inference thread has just closed its socket: a send that waits for it would wait for ever
+        self._running = self._queue.popleft()
 
     def _take_result(self) -> None:
         _, header, payload = self._back.recv_multipart(copy=False)
@@ -220,11 +225,10 @@ class Broker:
         if snapshot.refused is not None:
             print(f"scorer: {snapshot.refused}", file=sys.stderr, flush=True)
             return EXIT_REFUSED
-        if snapshot.broken is not None and self._running is None:
+        if snapshot.ended:
+            while self._back.poll(0):
+                self._take_result()
             _log.critical("exiting to be replaced", extra={"fields": {"reason": snapshot.broken}})
-            return EXIT_BROKEN
-        if not self._worker.is_alive():
-            _log.critical("the inference thread is gone")
             return EXIT_BROKEN
         busy_since = snapshot.busy_since
         if busy_since is not None and time.monotonic() - busy_since > self._settings.hang_s:

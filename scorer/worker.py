@@ -39,7 +39,8 @@ class Snapshot:
     state: str = LOADING
     info: EngineInfo | None = None
     refused: str | None = None  # why the engine must not serve: exit 78
-    broken: str | None = None  # why the process must be replaced: exit 70
+    broken: str | None = None  # why the process must be replaced: exit 70; no further job is taken
+    ended: bool = False  # the thread has sent its last reply
     busy_since: float | None = None  # monotonic seconds
     memory: dict[str, int] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
@@ -90,6 +91,7 @@ class Worker(threading.Thread):
             _log.critical("the inference thread died", extra={"fields": logs.frames(error)})
             self.snapshot.broken = "the inference thread died"
         finally:
+            self.snapshot.ended = True
             self._wake()
 
     def _load(self) -> None:
@@ -123,6 +125,8 @@ class Worker(threading.Thread):
                 stamp, payload = socket.recv_multipart()
                 self.snapshot.busy_since = time.monotonic()
                 reply, body, afterwards = self._job(stamp, payload)
+                if afterwards is Afterwards.EXIT:
+                    self.snapshot.broken = "a fatal device error"
                 socket.send_multipart([wire.encode_reply(reply), body])
                 if reply.status not in (wire.OK, wire.EXPIRED):
                     # Frames that hold each other in a cycle outlive their exception until the collector has run. What
@@ -215,9 +219,7 @@ class Worker(threading.Thread):
         return results
 
     def _after(self, afterwards: Afterwards) -> None:
-        if afterwards is Afterwards.EXIT:
-            self.snapshot.broken = "a fatal device error"
-        elif afterwards is Afterwards.CANARY:
+        if afterwards is Afterwards.CANARY:
             try:
                 healthy = self._engine.canary() == self._canary
             except Exception as error:

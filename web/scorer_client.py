@@ -124,7 +124,11 @@ class ScorerClient:
     def status(self) -> tuple[Reply, dict[str, Any]]:
         """The scorer's status reply and its payload. Raises ApiError ``scorer_unavailable`` within about a second."""
         request = Request("status", os.urandom(16).hex())
-        reply, payload = self._exchange(request, b"", time.monotonic() + _STATUS_S, None)
+        try:
+            reply, payload = self._exchange(request, b"", time.monotonic() + _STATUS_S, None)
+        except ApiError as error:
+            # No budget of a caller's is spent here: a scorer that is this slow to say how it is, is not there.
+            raise ApiError("scorer_unavailable", error.message) from None
         if reply.status != wire.OK:
             raise ApiError("scorer_unavailable", self._skew(reply))
         return reply, _object(payload)
