@@ -1,0 +1,78 @@
+# make serve        both tiers on this machine; settings: PORT, ENGINE, and any INTERN_DECISION_* variable
+# make test         lint, then the tests; ARGS goes to pytest: make test ARGS="-k health"
+# make lint         style, types, import rule
+# make test-intern  the intern engine on a tiny checkpoint; installs torch, which is gigabytes on some platforms
+# make bench        ARGS goes to tests/bench/serving.py
+# make clean        removes what the others made, but not run/, which holds the token
+
+PYTHON ?= python3
+PORT ?= 8000
+ENGINE ?= $(or $(INTERN_DECISION_ENGINE),sparrow)
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+comma := ,
+PACKAGING := setup.cfg pyproject.toml conf/requirements-sparrow.txt
+
+# Extra of setup.cfg for each engine; the fake engine needs none.
+EXTRA_sparrow := sparrow
+EXTRA_intern := intern
+EXTRA := $(EXTRA_$(ENGINE))
+# Stamps, so that a second start does no pip work. One for each extra: an engine may be added later.
+SERVING := $(VENV)/.serve-$(EXTRA)
+TESTING := $(VENV)/.dev
+TESTING_INTERN := $(VENV)/.dev-intern
+
+NEW_ENOUGH := import sys; sys.version_info >= (3, 11) or sys.exit('Python 3.11 or newer is needed: make PYTHON=/path/to/it')
+INSTALL_BEGIN = @echo "Installing into $(VENV) ..."; test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+INSTALL_SPARROW = $(PIP) install --no-deps --require-hashes -r conf/requirements-sparrow.txt
+# The process it starts gets SIGTERM when its parent dies, however that dies; empty where setpriv cannot do it.
+GUARD = $(shell setpriv --pdeathsig TERM true 2>/dev/null && echo setpriv --pdeathsig TERM --)
+SERVE_ARGS = conf/serve.py --port '$(PORT)' --engine '$(ENGINE)'
+
+.PHONY: serve test lint test-intern bench clean
+.NOTPARALLEL:
+
+# exec: signals to make, and Ctrl-C, go straight to the process that stops both tiers.
+serve: $(SERVING)
+	@export SERVE_GUARD="$(GUARD)"; exec $$SERVE_GUARD $(BIN)/python $(SERVE_ARGS)
+
+# pytest last: its closing line is the last line of the output.
+test: lint
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(TESTING)
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+test-intern: $(TESTING_INTERN)
+	@$(BIN)/python -m pytest tests/intern $(ARGS)
+
+bench: $(TESTING)
+	@$(BIN)/python -m tests.bench.serving $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .tox
+
+# A bad setting is told before the minute that an installation may take.
+$(SERVING): $(PACKAGING)
+	@$(PYTHON) -c "$(NEW_ENOUGH)" && $(PYTHON) $(SERVE_ARGS) --check
+	$(INSTALL_BEGIN)
+	@$(if $(filter sparrow,$(EXTRA)),$(INSTALL_SPARROW))
+	@$(PIP) install --editable '.[serve$(if $(EXTRA),$(comma)$(EXTRA))]'
+	@touch $@
+
+$(TESTING): $(PACKAGING)
+	@$(PYTHON) -c "$(NEW_ENOUGH)"
+	$(INSTALL_BEGIN)
+	@$(INSTALL_SPARROW)
+	@$(PIP) install --editable '.[dev,serve,sparrow]'
+	@touch $@
+
+$(TESTING_INTERN): $(TESTING) conf/constraints-cpu.txt
+	$(INSTALL_BEGIN)
+	@$(PIP) install --constraint conf/constraints-cpu.txt --editable '.[dev,intern,serve,sparrow]'
+	@touch $@

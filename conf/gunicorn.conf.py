@@ -1,0 +1,138 @@
+"""Gunicorn for the web tier: ``gunicorn -c conf/gunicorn.conf.py web.wsgi:app``.
+
+Sizes follow the project's own settings (INTERN_DECISION_*), read by shared.settings alone. A bad one ends the start
+with status 78 and a line that names the variable, as in the scorer.
+"""
+
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from gunicorn.glogging import Logger
+from gunicorn.workers.gthread import ThreadWorker
+
+# A config file may be named from anywhere; `web`, `scorer` and `shared` are beside its folder.
+chdir = str(Path(__file__).resolve().parent.parent)
+sys.path.insert(0, chdir)
+
+from shared import logs  # noqa: E402
+from shared.rundir import RunDir, RunDirError  # noqa: E402
+from shared.settings import SettingsError, WebSettings  # noqa: E402
+
+try:
+    _settings = WebSettings.from_env()
+    RunDir(_settings.run_dir)
+except (SettingsError, RunDirError) as error:
+    print(f"web: {error}", file=sys.stderr)
+    sys.exit(78)
+
+bind = _settings.bind
+# Callers beyond the threads wait here for an early 429 rather than be refused a connection by the kernel, which cuts
+# the number to net.core.somaxconn.
+backlog = 1024
+
+# Every waiting POST holds a thread, and a worker takes connections that it has no thread for while another one idles.
+# So each worker alone has a thread for every slot, and some for the 429s and /health (THREADS >= MAX_QUEUE + 8).
+workers = _settings.workers
+threads = _settings.threads
+worker_connections = 4 * threads
+
+# No shared socket or lock may exist before the fork, and each worker checks its own start.
+preload_app = False
+# Recycling a worker resets its open connections.
+max_requests = 0
+
+# The watchdog of a worker's main loop, not of a request: only a loop that is stuck for good should be killed for it.
+timeout = 120
+# A request that has just begun may still use its whole body deadline and budget; 5 s to write the answer.
+graceful_timeout = math.ceil(_settings.request_budget_s + _settings.body_deadline_s + 5)
+# Above the 60 s of conf/nginx.conf: the side that opens connections must be the one that closes idle ones.
+keepalive = 75
+
+# The heartbeat file must not wait for a disk.
+worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+# Its thread exists before the fork, and nothing here uses it.
+control_socket_disable = True
+proc_name = "intern-decision-web"
+
+# The application writes its own access line, without anything a caller said.
+accesslog = None
+errorlog = "-"
+loglevel = _settings.log_level.lower()
+
+
+class Worker(ThreadWorker):
+    """gthread with two repairs, both of 27.0.1 and both seen in tests/process."""
+
+    def handle(self, conn: Any) -> Any:
+        """Serve one request, on a thread of the pool; a false answer closes the connection.
+
+        Before it closes one, gunicorn waits up to 2 s for the client to close its side, and does so on the main loop,
+        which accepts nothing meanwhile: 8 refused callers who stayed kept /health waiting for 6 s. Wait here instead.
+        """
+        again = super().handle(conn)
+        if not again:
+            conn.close(graceful=True)
+            conn.close = lambda graceful=False: None  # the main loop's turn comes next
+        return again
+
+    def is_parent_alive(self) -> bool:
+        """Asked once a second, and not again once it said no; then end as after SIGTERM, and free the port.
+
+        Left alone the worker goes on listening until its last kept-alive connection times out, 75 s here, and for so
+        long the next master cannot start.
+        """
+        if super().is_parent_alive():
+            return True
+        self.alive = False
+        self.set_accept_enabled(False)
+        for listener in self.sockets:
+            listener.close()
+        return False
+
+
+worker_class = Worker
+
+
+class ProjectLogger(Logger):
+    """Gunicorn's own messages, in the form of every other log line and without what it quotes from a request."""
+
+    def setup(self, cfg: Any) -> None:
+        """Called at the start and at each reload."""
+        super().setup(cfg)
+        logs.configure(_settings.log_format, _settings.log_level)
+        self.error_log.handlers.clear()
+        self.error_log.propagate = True
+
+    def debug(self, msg: Any, *args: Any, **kwargs: Any) -> None:
+        """Some of these hold what a connection had sent."""
+        super().debug(_unquoted(msg) if args else msg, **kwargs)
+
+    def warning(self, msg: Any, *args: Any, **kwargs: Any) -> None:
+        """A refused request is quoted, in a message that is already put together."""
+        if str(msg).startswith("Invalid request"):
+            msg, args = "Invalid request: not HTTP as it must be", ()
+        super().warning(msg, *args, **kwargs)
+
+    def exception(self, msg: Any, *args: Any, **kwargs: Any) -> None:
+        """The arguments are the method and the path."""
+        super().exception(_unquoted(msg) if args else msg, **kwargs)
+
+
+def _unquoted(message: Any) -> str:
+    return str(message).partition(" %s")[0]
+
+
+logger_class = ProjectLogger
+
+
+def pre_request(worker: Any, req: Any) -> None:
+    """Keep gunicorn from answering ``Expect: 100-continue`` before the application has seen the request.
+
+    It would ask for the body of a caller whom we refuse (401, 429). The application says 100 itself when it wants the
+    body. The attribute is private: a newer gunicorn may not have it, and then asks early as it does by default.
+    """
+    if hasattr(req, "_expected_100_continue"):
+        req._expected_100_continue = False
