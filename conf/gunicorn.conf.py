@@ -6,7 +6,10 @@ with status 78 and a line that names the variable, as in the scorer.
 
 import math
 import os
+import select
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +66,46 @@ errorlog = "-"
 loglevel = _settings.log_level.lower()
 
 
+#: How long a thread waits for the next request of the connection it has just served.
+_NEXT_REQUEST_MS = 5
+
+
 class Worker(ThreadWorker):
-    """gthread with two repairs, both of 27.0.1 and both seen in tests/process."""
+    """gthread with two repairs, both of 27.0.1 and both seen in tests/process, and two changes for speed."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # At most a quarter of the threads may wait for a caller's next request; the others must be free for new ones.
+        self._waiting = threading.BoundedSemaphore(max(1, self.cfg.threads // 4))
+
+    def accept(self, listener: Any) -> None:
+        """Take a new connection, unless a worker with fewer of them is there to take it.
+
+        The kernel wakes all workers and the quickest gets the connection, most often the same one again: of 32
+        kept-alive connections one worker of two had 27, and its interpreter lock was then the limit of the service.
+        """
+        time.sleep(min(self.nr_conns, 20) * 50e-6)
+        super().accept(listener)
 
     def handle(self, conn: Any) -> Any:
+        """Serve a connection's requests while the next one comes at once, then give it back to the main loop."""
+        again = self._handle_one(conn)
+        while again is True and self._next_is_here(conn):
+            again = self._handle_one(conn)
+        return again
+
+    def _next_is_here(self, conn: Any) -> bool:
+        """Whether a caller goes on at once. Going through the main loop costs two thread switches a request."""
+        if not self.alive or conn.parser.unreader.buf.tell() or not self._waiting.acquire(blocking=False):
+            return False
+        try:
+            poll = select.poll()
+            poll.register(conn.sock, select.POLLIN)
+            return bool(poll.poll(_NEXT_REQUEST_MS))
+        finally:
+            self._waiting.release()
+
+    def _handle_one(self, conn: Any) -> Any:
         """Serve one request, on a thread of the pool; a false answer closes the connection.
 
         Before it closes one, gunicorn waits up to 2 s for the client to close its side, and does so on the main loop,

@@ -1,7 +1,7 @@
-"""``python -m scorer serve``: the scorer process.
+"""``python -m scorer serve``: the scorer process; and the offline commands of :mod:`scorer.bench.cli`.
 
-Exit codes: 0 drained after SIGTERM or SIGINT, 70 broken at run time (restart it), 73 another scorer holds the run
-directory, 78 a setting or the engine's start check refuses (do not restart it).
+Exit codes of serve: 0 drained after SIGTERM or SIGINT, 70 broken at run time (restart it), 73 another scorer holds the
+run directory, 78 a setting or the engine's start check refuses (do not restart it).
 """
 
 from __future__ import annotations
@@ -21,6 +21,15 @@ from shared.settings import ScorerSettings, SettingsError
 from shared.slots import SlotFileError
 
 __all__ = ["main", "serve"]
+
+#: The commands that need no server, with what ``--help`` says of them.
+OFFLINE = {
+    "bench": "ask an engine or a server labelled rows and measure the answers",
+    "accept": "the contract's acceptance list",
+    "calibrate": "fit temperatures on a run; nothing applies them by itself",
+    "compare": "two runs side by side",
+    "replay": "score a saved run again",
+}
 
 
 def serve() -> int:
@@ -51,10 +60,18 @@ def serve() -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
+    given = sys.argv[1:] if argv is None else argv
+    if given and given[0] in OFFLINE:
+        # Imported for them alone: serve starts without it.
+        from scorer.bench import cli
+
+        return cli.main(given)
     parser = argparse.ArgumentParser(prog="python -m scorer", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("serve", help="serve the web tier until SIGTERM")
-    parser.parse_args(argv)
+    for name, text in OFFLINE.items():
+        commands.add_parser(name, help=text)
+    parser.parse_args(given)
     return serve()
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import re
 import sys
 import time
 import uuid
@@ -38,6 +39,7 @@ EXIT_BROKEN = 70  # sysexits EX_SOFTWARE
 EXIT_RUNNING = 73  # EX_CANTCREAT: another scorer has the run directory
 EXIT_REFUSED = 78  # EX_CONFIG
 
+_JOB_ID = re.compile(r"[0-9a-f]{32}")
 _INPROC = "inproc://inference"
 _TICK_MS = 500
 _LINGER_MS = 2000
@@ -129,22 +131,21 @@ class Broker:
 
     def _take_messages(self) -> None:
         """Everything that has arrived, so that the queue is in order of arrival and not of polling."""
-        while self._front.poll(0):
+        while _readable(self._front):
             try:
-                frames = self._front.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = _receive(self._front)
             except zmq.Again:  # readable is no promise (libzmq#4527)
                 return
             # REQ's envelope: identity, empty, then our header and payload (a status request may leave the payload out).
-            if not 3 <= len(frames) <= 4 or len(frames[1]):
+            if not 3 <= len(frames) <= 4 or frames[1]:
                 self._bad_messages += 1
                 continue
-            self._take([frames[0].bytes, b""], frames[2], frames[3] if len(frames) == 4 else None)
+            self._take([frames[0], b""], frames[2], frames[3] if len(frames) == 4 else None)
 
-    def _take(self, envelope: list[bytes], head: zmq.Frame, payload: zmq.Frame | None) -> None:
-        if len(head) > wire.MAX_HEADER_BYTES:
+    def _take(self, envelope: list[bytes], header: bytes, payload: zmq.Frame | None) -> None:
+        if len(header) > wire.MAX_HEADER_BYTES:
             self._bad_messages += 1
             return
-        header = head.bytes
         try:
             request = wire.decode_request(header)
         except wire.WireError as error:
@@ -180,7 +181,7 @@ class Broker:
         self._running = self._queue.popleft()
 
     def _take_result(self) -> None:
-        _, header, payload = self._back.recv_multipart(copy=False)
+        _, header, payload = self._back.recv_multipart()
         job, self._running = self._running, None
         if job is not None:
             self._send([*job.envelope, header, payload])
@@ -193,7 +194,7 @@ class Broker:
 
     def _send(self, frames: Any) -> None:
         try:
-            self._front.send_multipart(frames, zmq.NOBLOCK, copy=False)
+            self._front.send_multipart(frames, zmq.NOBLOCK)
         except zmq.ZMQError:
             # The peer gave up and left (EHOSTUNREACH); its slot is its own affair.
             self._abandoned_replies += 1
@@ -226,7 +227,7 @@ class Broker:
             print(f"scorer: {snapshot.refused}", file=sys.stderr, flush=True)
             return EXIT_REFUSED
         if snapshot.ended:
-            while self._back.poll(0):
+            while _readable(self._back):
                 self._take_result()
             _log.critical("exiting to be replaced", extra={"fields": {"reason": snapshot.broken}})
             return EXIT_BROKEN
@@ -260,5 +261,18 @@ class Broker:
         return code
 
 
+def _readable(socket: zmq.Socket[bytes]) -> bool:
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN.value)
+
+
+def _receive(socket: zmq.Socket[bytes]) -> list[Any]:
+    """A whole message: its first three frames as bytes, which are small and cheaper copied, the rest as frames that are
+    not copied. Raises zmq.Again when there is none."""
+    frames: list[Any] = [socket.recv(zmq.NOBLOCK)]
+    while socket.getsockopt(zmq.RCVMORE):
+        frames.append(socket.recv(copy=len(frames) < 3))
+    return frames
+
+
 def _is_job_id(text: str) -> bool:
-    return len(text) == 32 and all(ch in "0123456789abcdef" for ch in text)
+    return _JOB_ID.fullmatch(text) is not None

@@ -68,5 +68,8 @@ def configure(log_format: str, level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+    # What no format of ours shows need not be found out for every record (the logging cookbook's own advice).
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None
     # A full disk or a closed stderr must not fail a request (architecture.md §4, test 18).
     logging.raiseExceptions = False

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import atexit
 import http.client
 import json
 import os
@@ -85,8 +86,10 @@ def wait_for(condition: Callable[[], Any], seconds: float = 10.0, what: str = "t
 
 
 def short_dir() -> Path:
-    """A new private directory with a short path: a Unix socket's path may have 107 bytes."""
-    return Path(tempfile.mkdtemp(prefix="ids-"))
+    """A new private directory with a short path, since a Unix socket's may have 107 bytes; it goes when the tests end."""
+    path = Path(tempfile.mkdtemp(prefix="ids-"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path
 
 
 class RecordingEngine(FakeEngine):
@@ -147,7 +150,6 @@ class Local:
         services = self.app.extensions["decision"]
         services.scorer.close()
         services.slots.close()
-        shutil.rmtree(self.dir, ignore_errors=True)
 
 
 class Pair:
@@ -268,7 +270,6 @@ class Pair:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(5)
-        shutil.rmtree(self.dir, ignore_errors=True)
 
 
 @contextmanager

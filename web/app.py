@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from flask import Flask, Response, request
+from flask import Flask, Request, Response, request
+from flask.sessions import NullSession, SessionInterface
 from werkzeug.exceptions import HTTPException
 
 from shared import logs
@@ -24,6 +25,16 @@ __all__ = ["create_app"]
 _log = logging.getLogger("web.app")
 
 
+class _NoSessions(SessionInterface):
+    """There are no sessions, so none is opened."""
+
+    _NONE = NullSession()
+
+    def open_session(self, app: Flask, request: Request) -> NullSession:
+        """The one that holds nothing."""
+        return self._NONE
+
+
 def create_app(settings: WebSettings, scorer: ScorerClient | None = None, slots: SlotTable | None = None) -> Flask:
     """The WSGI application. ``scorer`` and ``slots`` default to those of the settings' run directory.
 
@@ -40,6 +51,7 @@ def create_app(settings: WebSettings, scorer: ScorerClient | None = None, slots:
     app = Flask("web", static_folder=None)
     # A redirect would be an HTML page, and some clients turn a redirected POST into a GET.
     app.url_map.merge_slashes = False
+    app.session_interface = _NoSessions()
     app.extensions["decision"] = services
     for surface in SURFACES:
         surface.register(app, services)

@@ -74,7 +74,8 @@ class _Cutoffs:
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._run, name="cutoffs", daemon=True)
                     self._thread.start()
-        self._wake.set()
+        if not self._wake.is_set():
+            self._wake.set()
         return entry
 
     def _run(self) -> None:

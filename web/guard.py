@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flask import Flask, Response, request
+from werkzeug.datastructures import Headers
 
 from shared import jsonio
 from shared.jsonio import InvalidJSON
@@ -125,7 +126,17 @@ def json_response(value: Any, status: int = 200) -> Response:
         body = jsonio.dumps(value)
     except ValueError:
         raise ApiError("scoring_failed", "the answer holds a number that is not finite") from None
-    return Response(body, status, mimetype="application/json")
+    response = _Complete(body, status, mimetype="application/json")
+    response.headers["Content-Length"] = str(len(body))
+    return response
+
+
+class _Complete(Response):
+    """A response whose headers are complete when it is made, so that none has to be worked out when it is sent."""
+
+    def get_wsgi_headers(self, environ: Any) -> Headers:
+        """The headers as they are."""
+        return self.headers
 
 
 def _parse(raw: bytes) -> Any:

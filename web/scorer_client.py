@@ -93,7 +93,7 @@ class _Connection:
 
     def lost(self) -> bool:
         """Whether the scorer has gone since this connection was made."""
-        return bool(self.monitor.poll(0))
+        return bool(int(self.monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN.value)
 
     def send(self, header: bytes, payload: bytes) -> None:
         try:

@@ -46,6 +46,8 @@ __all__ = ["SparrowEngine"]
 _MIB = 1 << 20
 #: Characters of a text beyond which neither it nor its question is kept.
 _LONGEST_KEPT = 4096
+#: Options scored at once: more would gain little and, at 255 an option list, take memory.
+_OPTIONS_AT_ONCE = 128
 #: Names of a noul's options in the texts the model reads, in the order of the labels no and yes.
 _NOUL_NAMES = ("false", "true")
 
@@ -86,6 +88,17 @@ class _Prompt:
 class _Asked(NamedTuple):
     options: Options
     prompt: _Prompt
+
+
+class _Request:
+    """The questions of a request, all its calls' in order, and the logits of those that are scored so far."""
+
+    __slots__ = ("logits", "prompts", "text")
+
+    def __init__(self, text: _Text) -> None:
+        self.text = text
+        self.prompts: list[_Prompt] = []
+        self.logits: list[list[float]] = []
 
 
 class SparrowEngine:
@@ -146,8 +159,8 @@ class SparrowEngine:
         A call's tokens are those of the whole state and, for each question, of its instructions and of every option as
         the model reads it ("name description"). Raises ValueError.
         """
-        text = _Text(self._model.encode(as_text(state)))
-        state_tokens = count(text.ids)
+        request = _Request(_Text(self._model.encode(as_text(state))))
+        state_tokens = count(request.text.ids)
         prepared = []
         for questions, digest in zip(calls, canonical_hashes(state, calls), strict=True):
             check_questions(questions, self._limits.questions)
@@ -155,20 +168,29 @@ class SparrowEngine:
             tokens = state_tokens + sum(item.prompt.tokens for item in asked.values())
             if tokens > self._limits.tokens:
                 raise ValueError(f"Example has {tokens} tokens, above {self._limits.tokens}; truncation is forbidden")
-            prepared.append(PreparedCall(tokens, digest, (text, asked)))
+            prepared.append(PreparedCall(tokens, digest, (request, len(request.prompts), asked)))
+            request.prompts += [item.prompt for item in asked.values()]
         return prepared
 
     def predict(self, call: PreparedCall) -> CallResult:
         """Score one call. The first of a request pools the state, the others find it pooled: ``cached_tokens`` says so.
 
+        Small calls of one request are scored together, so the time of the first is the time of all.
+
         Raises :class:`NonFiniteForward`.
         """
-        text, asked = call.payload
+        request, first, asked = call.payload
+        text = request.text
         started = time.perf_counter()
         cached = 0 if text.vector is None else count(text.ids)
         if text.vector is None:
             text.vector = self._model.state(text.ids)
-        scored = {name: self._probabilities(text.vector, item.prompt) for name, item in asked.items()}
+        while len(request.logits) < first + len(asked):
+            self._score_some(request, text.vector)
+        scored = {
+            name: self._probabilities(item.prompt, request.logits[first + index])
+            for index, (name, item) in enumerate(asked.items())
+        }
         elapsed = time.perf_counter() - started
         answers = {name: answer(item.options, scored[name]) for name, item in asked.items()}
         return CallResult(
@@ -195,8 +217,11 @@ class SparrowEngine:
         self._texts.clear()
         self._prompts.clear()
         state = self._model.state(self._model.encode(_CANARY_STATE))
+        prompts = {name: self._ask(question).prompt for name, question in _CANARY.items()}
+        logits = self._model.logits(state, [self._rows(prompt) for prompt in prompts.values()])
         return {
-            name: tuple(self._probabilities(state, self._ask(question).prompt)) for name, question in _CANARY.items()
+            name: tuple(self._probabilities(prompt, own))
+            for (name, prompt), own in zip(prompts.items(), logits, strict=True)
         }
 
     def release(self) -> None:
@@ -249,12 +274,25 @@ class SparrowEngine:
                 self._texts.put(key, text, sys.getsizeof(key) + sys.getsizeof(text.ids) + 4 * self._model.dim)
         return text
 
-    def _probabilities(self, state: Floats, prompt: _Prompt) -> list[float]:
+    def _score_some(self, request: _Request, state: Floats) -> None:
+        """Score the request's next questions, up to about :data:`_OPTIONS_AT_ONCE` options."""
+        batch: list[Rows] = []
+        options = 0
+        for prompt in request.prompts[len(request.logits) :]:
+            batch.append(self._rows(prompt))
+            options += len(batch[-1].options)
+            if options >= _OPTIONS_AT_ONCE:
+                break
+        request.logits += self._model.logits(state, batch)
+
+    def _rows(self, prompt: _Prompt) -> Rows:
         if prompt.rows is None:
             vectors = [self._pooled(text) for text in prompt.texts]
             prompt.rows = self._model.rows(prompt.kind, vectors[0], vectors[1:])
             prompt.texts = []
-        logits = self._model.logits(state, prompt.rows)
+        return prompt.rows
+
+    def _probabilities(self, prompt: _Prompt, logits: list[float]) -> list[float]:
         if not all(map(math.isfinite, logits)):
             raise NonFiniteForward("a logit is not finite")
         # In Python floats: they need no rounding to add up to 1, and no array is small enough to be faster.

@@ -14,7 +14,7 @@ import sys
 from array import array
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -220,21 +220,32 @@ class SparrowModel:
         """Memory of :meth:`rows`' result, in bytes."""
         return 4 * self.dim * (options * (_BLOCKS + 1) + 2)
 
-    def logits(self, state: Floats, rows: Rows) -> list[float]:
-        """One logit an option, before temperature.
+    def logits(self, state: Floats, questions: Sequence[Rows]) -> list[list[float]]:
+        """One logit an option, before temperature, for each question.
 
         A question has matrix products of its own: the last bits of a product depend on the shapes of the matrices, so
-        questions that share one would answer otherwise than alone.
+        questions that share one would answer otherwise than alone. What works on single elements is done for all
+        questions at once: half of the time is numpy's cost a call, and GELU alone takes some twenty.
         """
-        weights, options = self._weights, rows.options
-        features = rows.template.copy()
+        weights = self._weights
+        one = len(questions) == 1
+        options = questions[0].options if one else np.concatenate([rows.options for rows in questions])
+        features = questions[0].template.copy() if one else np.concatenate([rows.template for rows in questions])
+        ends = list(accumulate(len(rows.options) for rows in questions))
+        spans = list(zip([0, *ends[:-1]], ends, strict=True))
         np.multiply(state, options, out=features[:, 1])
-        np.multiply(state * rows.question, options, out=features[:, 3])
-        np.multiply(state - rows.centre, options, out=features[:, 5])
-        hidden = gelu(features.reshape(len(options), -1) @ weights["mlp.0.weight"].T + weights["mlp.0.bias"])
-        hidden = gelu(hidden @ weights["mlp.2.weight"].T + weights["mlp.2.bias"])
-        logits: list[float] = (hidden @ weights["mlp.4.weight"].T + weights["mlp.4.bias"])[:, 0].tolist()
-        return logits
+        for (start, end), rows in zip(spans, questions, strict=True):
+            np.multiply(state * rows.question, rows.options, out=features[start:end, 3])
+            np.multiply(state - rows.centre, rows.options, out=features[start:end, 5])
+        hidden = features.reshape(len(options), -1)
+        for layer in ("mlp.0", "mlp.2", "mlp.4"):
+            matrix = weights[f"{layer}.weight"].T
+            products = [hidden[start:end] @ matrix for start, end in spans]
+            hidden = (products[0] if one else np.concatenate(products)) + weights[f"{layer}.bias"]
+            if layer != "mlp.4":
+                hidden = gelu(hidden)
+        column: list[float] = hidden[:, 0].tolist()
+        return [column[start:end] for start, end in spans]
 
 
 def count(ids: bytes) -> int:

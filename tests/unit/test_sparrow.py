@@ -313,7 +313,7 @@ def test_null_texts_are_absent_texts(engine: SparrowEngine) -> None:
 
 
 def test_a_logit_that_is_not_finite_is_the_models_fault(monkeypatch: pytest.MonkeyPatch, engine: SparrowEngine) -> None:
-    monkeypatch.setattr(SparrowModel, "logits", lambda *_: [0.0, float("nan")])
+    monkeypatch.setattr(SparrowModel, "logits", lambda *_: [[0.0, float("nan")]])
     [call] = engine.prepare(STATE, [{"q": NOUL}])
     with pytest.raises(NonFiniteForward):
         engine.predict(call)

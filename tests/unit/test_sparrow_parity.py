@@ -119,7 +119,7 @@ JSON = st.recursive(
 def test_compact_json_of_a_structured_state_gives_the_ids_of_the_packages_indented_json(state: Any) -> None:
     [call] = ENGINE.prepare(state, [{"q": {"type": "noul"}}])
     expected = package_ids(static_text(state))
-    assert np.frombuffer(call.payload[0].ids, np.uint16).tolist() == expected
+    assert np.frombuffer(call.payload[0].text.ids, np.uint16).tolist() == expected
 
 
 # Numbers.
@@ -165,11 +165,11 @@ def test_any_question_gets_the_packages_probabilities(state: Any, question: dict
 def test_logits_are_the_packages_bit_for_bit(state: Any, question: dict[str, Any]) -> None:
     [call] = ENGINE.prepare(state, [{"q": question}])
     ENGINE.predict(call)
-    text, asked = call.payload
+    request, _, asked = call.payload
     kind, names, descriptions, _ = DECIDER.probs(state, question)
     options = list(zip(names, descriptions, strict=True))
     expected = DECIDER.static.logits(state, question.get("instructions"), kind, options)
-    assert MODEL.logits(text.vector, asked["q"].prompt.rows) == expected.tolist()
+    assert MODEL.logits(request.text.vector, [asked["q"].prompt.rows]) == [expected.tolist()]
 
 
 def rounded(number: Any) -> Any:
@@ -239,3 +239,13 @@ def test_beyond_512_tokens_the_numbers_are_those_of_the_package_with_its_cut_lif
     whole = DECIDER.probs(long, question)[3].tolist()
     assert ours(long, question) == pytest.approx(whole, rel=0, abs=1e-6)
     assert ours(long, question) != pytest.approx(cut, rel=0, abs=1e-3)
+
+
+@RUN
+@given(CONTENT, st.lists(QUESTIONS, min_size=2, max_size=12))
+def test_questions_of_one_request_get_the_bits_they_get_alone(state: Any, questions: list[dict[str, Any]]) -> None:
+    # They are scored together; a neighbour must not show in the last bit (BLAS picks kernels by shape, SIMD by length).
+    together = [ENGINE.predict(call).answer for call in ENGINE.prepare(state, [{"q": one} for one in questions])]
+    for answer, question in zip(together, questions, strict=True):
+        [alone] = ENGINE.prepare(state, [{"q": question}])
+        assert answer["answers"] == ENGINE.predict(alone).answer["answers"]

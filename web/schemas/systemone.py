@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from marshmallow import Schema, ValidationError, fields
+from marshmallow import Schema, ValidationError, fields, missing
 
 from shared.wire import Limits
 from web.schemas.base import LIST, OBJECT, TEXT, Rule, StrictSchema, Text, check_size, required
@@ -97,17 +97,6 @@ class _Levels(fields.Field[Any]):
         return value
 
 
-class _Noul(StrictSchema):
-    instructions = Text(allow_none=True)
-    criteria = _NoulSides(allow_none=True)
-
-
-class _Instructed(StrictSchema):
-    """Base of choice and score, which add their ``criteria`` with the engine's cap."""
-
-    instructions = Text(allow_none=True)
-
-
 class _Questions(fields.Field[Any]):
     """The ``questions`` object; how one question is checked is the profile's."""
 
@@ -177,15 +166,28 @@ class _NativeQuestions(_Questions):
 class _JevQuestions(_Questions):
     def __init__(self, limits: Limits, **kwargs: Any) -> None:
         super().__init__(min(limits.request_questions, JEV_QUESTIONS), **kwargs)
-        self._schemas = {
-            "noul": _Noul(),
-            "choice": _with(_Instructed, criteria=_Options(min(limits.options, JEV_OPTIONS), **required(OBJECT))),
-            "score": _with(_Instructed, criteria=_Levels(min(limits.levels, JEV_LEVELS), **required(LIST))),
+        self._instructions = Text(allow_none=True)
+        self._criteria: dict[str, fields.Field[Any]] = {
+            "noul": _NoulSides(allow_none=True),
+            "choice": _Options(min(limits.options, JEV_OPTIONS), **required(OBJECT)),
+            "score": _Levels(min(limits.levels, JEV_LEVELS), **required(LIST)),
         }
 
     def _question(self, question: Any) -> dict[str, Any]:
+        # The fields without a schema around them: a schema costs more a question than all of its fields.
         kind = self._type(question)
-        loaded: dict[str, Any] = {"type": kind, **self._schemas[kind].load(question)}
+        loaded: dict[str, Any] = {"type": kind}
+        errors: dict[str, Any] = {}
+        for name, field in (("instructions", self._instructions), ("criteria", self._criteria[kind])):
+            try:
+                value = field.deserialize(question.get(name, missing), name, question)
+            except ValidationError as error:
+                errors[name] = error.messages
+            else:
+                if value is not missing:
+                    loaded[name] = value
+        if errors:
+            raise ValidationError(errors)
         if kind == "noul":
             _check_noul(loaded)
         return loaded

@@ -64,8 +64,11 @@ def _systemone(admitted: Admitted) -> Any:
 
     asked, scored, info = admitted.score(make)
     try:
-        for call, items in zip(scored.calls, asked.job.calls, strict=True):
-            check_call(call, asked.job.call_questions(items))
+        if asked.profile == "native":
+            check_call(scored.calls[0], asked.questions)
+        else:
+            for call, question in zip(scored.calls, asked.job.questions, strict=True):
+                check_call(call, {"q": question})
         return _native(scored, info) if asked.profile == "native" else _jev(asked, scored, info)
     except BrokenAnswer as broken:
         raise ApiError("scoring_failed", str(broken)) from None
