@@ -1,7 +1,7 @@
 # make serve        both tiers on this machine; settings: PORT, ENGINE, and any INTERN_DECISION_* variable
-# make test         lint, then the tests; ARGS goes to pytest: make test ARGS="-k health"
+# make test         lint, then all tests that need no GPU; ARGS goes to pytest: make test ARGS="-k health"
+# make test-core    the same without the intern engine's, which need torch: gigabytes on some platforms
 # make lint         style, types, import rule
-# make test-intern  the intern engine on a tiny checkpoint; installs torch, which is gigabytes on some platforms
 # make bench        ARGS goes to tests/bench/serving.py
 # make clean        removes what the others made, but not run/, which holds the token
 
@@ -19,6 +19,9 @@ PACKAGING := setup.cfg pyproject.toml conf/requirements-sparrow.txt
 # Extra of setup.cfg for each engine; the fake engine needs none.
 EXTRA_sparrow := sparrow
 EXTRA_intern := intern
+# The intern engine on a tiny random checkpoint that is built on the spot: the whole path, no real answers.
+EXTRA_intern-tiny := intern
+CONSTRAINT_intern-tiny := --constraint conf/constraints-cpu.txt
 EXTRA := $(EXTRA_$(ENGINE))
 # Stamps, so that a second start does no pip work. One for each extra: an engine may be added later.
 SERVING := $(VENV)/.serve-$(EXTRA)
@@ -32,7 +35,7 @@ INSTALL_SPARROW = $(PIP) install --no-deps --require-hashes -r conf/requirements
 GUARD = $(shell setpriv --pdeathsig TERM true 2>/dev/null && echo setpriv --pdeathsig TERM --)
 SERVE_ARGS = conf/serve.py --port '$(PORT)' --engine '$(ENGINE)'
 
-.PHONY: serve test lint test-intern bench clean
+.PHONY: serve test test-core lint bench clean
 .NOTPARALLEL:
 
 # exec: signals to make, and Ctrl-C, go straight to the process that stops both tiers.
@@ -40,16 +43,17 @@ serve: $(SERVING)
 	@export SERVE_GUARD="$(GUARD)"; exec $$SERVE_GUARD $(BIN)/python $(SERVE_ARGS)
 
 # pytest last: its closing line is the last line of the output.
-test: lint
+test: $(TESTING_INTERN) lint
 	@$(BIN)/python -m pytest $(ARGS)
+
+# tests/intern collects nothing where torch is missing; where it is not, this leaves it out.
+test-core: lint
+	@$(BIN)/python -m pytest --ignore tests/intern $(ARGS)
 
 lint: $(TESTING)
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
-
-test-intern: $(TESTING_INTERN)
-	@$(BIN)/python -m pytest tests/intern $(ARGS)
 
 bench: $(TESTING)
 	@$(BIN)/python -m tests.bench.serving $(ARGS)
@@ -62,17 +66,17 @@ $(SERVING): $(PACKAGING)
 	@$(PYTHON) -c "$(NEW_ENOUGH)" && $(PYTHON) $(SERVE_ARGS) --check
 	$(INSTALL_BEGIN)
 	@$(if $(filter sparrow,$(EXTRA)),$(INSTALL_SPARROW))
-	@$(PIP) install --editable '.[serve$(if $(EXTRA),$(comma)$(EXTRA))]'
+	@$(PIP) install $(CONSTRAINT_$(ENGINE)) --editable '.[serve$(if $(EXTRA),$(comma)$(EXTRA))]'
 	@touch $@
 
 $(TESTING): $(PACKAGING)
 	@$(PYTHON) -c "$(NEW_ENOUGH)"
 	$(INSTALL_BEGIN)
 	@$(INSTALL_SPARROW)
-	@$(PIP) install --editable '.[dev,serve,sparrow]'
+	@$(PIP) install --editable '.[bench,dev,serve,sparrow]'
 	@touch $@
 
 $(TESTING_INTERN): $(TESTING) conf/constraints-cpu.txt
 	$(INSTALL_BEGIN)
-	@$(PIP) install --constraint conf/constraints-cpu.txt --editable '.[dev,intern,serve,sparrow]'
+	@$(PIP) install --constraint conf/constraints-cpu.txt --editable '.[bench,dev,intern,serve,sparrow]'
 	@touch $@

@@ -23,11 +23,14 @@ sys.path.insert(0, chdir)
 from shared import logs  # noqa: E402
 from shared.rundir import RunDir, RunDirError  # noqa: E402
 from shared.settings import SettingsError, WebSettings  # noqa: E402
+from shared.slots import SlotFileError, SlotTable  # noqa: E402
 
 try:
     _settings = WebSettings.from_env()
-    RunDir(_settings.run_dir)
-except (SettingsError, RunDirError) as error:
+    # Each worker opens the file for itself. Looked at here first, because two workers that refuse it together make
+    # gunicorn end with a traceback and a status that reads as worth a restart.
+    SlotTable(RunDir(_settings.run_dir).slots, _settings.max_queue).close()
+except (SettingsError, RunDirError, SlotFileError) as error:
     print(f"web: {error}", file=sys.stderr)
     sys.exit(78)
 

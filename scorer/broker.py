@@ -26,6 +26,7 @@ import zmq
 from scorer.engines.base import Engine
 from scorer.worker import LOADING, READY, Worker, pack_stamp
 from shared import jsonio, wire
+from shared.frames import DONTWAIT, receive, send
 from shared.rundir import RunDir
 from shared.settings import ScorerSettings
 from shared.slots import SlotTable
@@ -49,7 +50,7 @@ _log = logging.getLogger("scorer.broker")
 
 @dataclass
 class _Waiting:
-    envelope: list[bytes]
+    envelope: list[zmq.Frame]
     request: Request
     payload: zmq.Frame
     arrived: float
@@ -131,21 +132,22 @@ class Broker:
 
     def _take_messages(self) -> None:
         """Everything that has arrived, so that the queue is in order of arrival and not of polling."""
-        while _readable(self._front):
+        while True:
             try:
-                frames = _receive(self._front)
-            except zmq.Again:  # readable is no promise (libzmq#4527)
+                frames = receive(self._front, DONTWAIT)
+            except zmq.Again:
                 return
             # REQ's envelope: identity, empty, then our header and payload (a status request may leave the payload out).
-            if not 3 <= len(frames) <= 4 or frames[1]:
+            if not 3 <= len(frames) <= 4 or len(frames[1]):
                 self._bad_messages += 1
                 continue
-            self._take([frames[0], b""], frames[2], frames[3] if len(frames) == 4 else None)
+            self._take(frames[:2], frames[2], frames[3] if len(frames) == 4 else None)
 
-    def _take(self, envelope: list[bytes], header: bytes, payload: zmq.Frame | None) -> None:
-        if len(header) > wire.MAX_HEADER_BYTES:
+    def _take(self, envelope: list[zmq.Frame], head: zmq.Frame, payload: zmq.Frame | None) -> None:
+        if len(head) > wire.MAX_HEADER_BYTES:
             self._bad_messages += 1
             return
+        header = head.bytes
         try:
             request = wire.decode_request(header)
         except wire.WireError as error:
@@ -175,26 +177,26 @@ class Broker:
         stamp = pack_stamp(job.arrived, job.deadline, job.request)
         try:
             # One job is out at a time, so its envelope stays here; the empty frame is the one that REP expects.
-            self._back.send_multipart([b"", stamp, job.payload], zmq.NOBLOCK, copy=False)
+            send(self._back, [b"", stamp, job.payload], DONTWAIT)
         except zmq.Again:
             return  # the inference thread has just closed its socket: a send that waits for it would wait for ever
         self._running = self._queue.popleft()
 
     def _take_result(self) -> None:
-        _, header, payload = self._back.recv_multipart()
+        _, header, payload = receive(self._back)
         job, self._running = self._running, None
         if job is not None:
             self._send([*job.envelope, header, payload])
 
-    def _refuse(self, envelope: list[bytes], request: Request, status: str, message: str) -> None:
+    def _refuse(self, envelope: list[zmq.Frame], request: Request, status: str, message: str) -> None:
         self._reply(envelope, Reply(request.id, self._boot_id, status, message))
 
-    def _reply(self, envelope: list[bytes], reply: Reply, payload: bytes = b"") -> None:
+    def _reply(self, envelope: list[zmq.Frame], reply: Reply, payload: bytes = b"") -> None:
         self._send([*envelope, wire.encode_reply(reply), payload])
 
     def _send(self, frames: Any) -> None:
         try:
-            self._front.send_multipart(frames, zmq.NOBLOCK)
+            send(self._front, frames, DONTWAIT)
         except zmq.ZMQError:
             # The peer gave up and left (EHOSTUNREACH); its slot is its own affair.
             self._abandoned_replies += 1
@@ -227,7 +229,7 @@ class Broker:
             print(f"scorer: {snapshot.refused}", file=sys.stderr, flush=True)
             return EXIT_REFUSED
         if snapshot.ended:
-            while _readable(self._back):
+            while self._back.poll(0):
                 self._take_result()
             _log.critical("exiting to be replaced", extra={"fields": {"reason": snapshot.broken}})
             return EXIT_BROKEN
@@ -259,19 +261,6 @@ class Broker:
         self._network.term()  # waits until the last replies are out, at most the linger time
         _log.info("stopped", extra={"fields": {"exit_code": code}})
         return code
-
-
-def _readable(socket: zmq.Socket[bytes]) -> bool:
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN.value)
-
-
-def _receive(socket: zmq.Socket[bytes]) -> list[Any]:
-    """A whole message: its first three frames as bytes, which are small and cheaper copied, the rest as frames that are
-    not copied. Raises zmq.Again when there is none."""
-    frames: list[Any] = [socket.recv(zmq.NOBLOCK)]
-    while socket.getsockopt(zmq.RCVMORE):
-        frames.append(socket.recv(copy=len(frames) < 3))
-    return frames
 
 
 def _is_job_id(text: str) -> bool:

@@ -21,6 +21,7 @@ import zmq
 from scorer.engines.base import Engine, StartRefused
 from scorer.recovery import Afterwards, classify
 from shared import jsonio, logs, wire
+from shared.frames import receive, send
 from shared.slots import SlotFileError, SlotTable, WorkLease
 from shared.wire import EngineInfo, Job, Reply, Request
 
@@ -122,12 +123,12 @@ class Worker(threading.Thread):
         socket.connect(self._endpoint)
         with socket:
             while self.snapshot.broken is None:
-                stamp, payload = socket.recv_multipart()
+                stamp, payload = (frame.bytes for frame in receive(socket))
                 self.snapshot.busy_since = time.monotonic()
                 reply, body, afterwards = self._job(stamp, payload)
                 if afterwards is Afterwards.EXIT:
                     self.snapshot.broken = "a fatal device error"
-                socket.send_multipart([wire.encode_reply(reply), body])
+                send(socket, [wire.encode_reply(reply), body])
                 if reply.status not in (wire.OK, wire.EXPIRED):
                     # Frames that hold each other in a cycle outlive their exception until the collector has run. What
                     # was there after load is frozen, so this takes about a millisecond.

@@ -86,7 +86,7 @@ def wait_for(condition: Callable[[], Any], seconds: float = 10.0, what: str = "t
 
 
 def short_dir() -> Path:
-    """A new private directory with a short path, since a Unix socket's may have 107 bytes; it goes when the tests end."""
+    """A new private directory with a short path, since a Unix socket's may have 107 bytes; gone when the tests end."""
     path = Path(tempfile.mkdtemp(prefix="ids-"))
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return path

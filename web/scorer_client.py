@@ -25,6 +25,7 @@ from typing import Any
 import zmq
 
 from shared import jsonio, wire
+from shared.frames import DONTWAIT, receive, send
 from shared.wire import EngineInfo, Job, Reply, Request
 from web.errors import ApiError, Invalid, Problem
 
@@ -93,11 +94,11 @@ class _Connection:
 
     def lost(self) -> bool:
         """Whether the scorer has gone since this connection was made."""
-        return bool(int(self.monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN.value)
+        return bool(self.monitor.poll(0))
 
     def send(self, header: bytes, payload: bytes) -> None:
         try:
-            self.socket.send_multipart([header, payload])
+            send(self.socket, [header, payload])
         except zmq.Again:
             raise ApiError("scorer_unavailable", "the scorer is not running") from None
 
@@ -230,10 +231,10 @@ class ScorerClient:
                 if connection.socket in ready:
                     # Readable is no promise (libzmq#4527): never block on the receive itself.
                     try:
-                        frames = connection.socket.recv_multipart(zmq.NOBLOCK)
+                        frames = receive(connection.socket, DONTWAIT)
                     except zmq.Again:
                         continue
-                    return self._read(frames, job_id)
+                    return self._read([frame.bytes for frame in frames], job_id)
                 if connection.monitor in ready:
                     raise ApiError("scorer_unavailable", "the scorer was lost while it held the request")
                 if watched in ready:
