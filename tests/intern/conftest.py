@@ -1,5 +1,5 @@
 """The tiny checkpoint, built once a session, and engines on it. Where torch or transformers is missing nothing here is
-collected, so that the other tests run without them; ``make test-intern`` installs them first."""
+collected, so that the other tests run without them; ``make test`` installs them first."""
 
 from __future__ import annotations
 
