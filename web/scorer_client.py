@@ -228,15 +228,19 @@ class ScorerClient:
                 if left <= 0:
                     raise ApiError("deadline_exceeded", "the request was not scored in time")
                 ready = dict(connection.poller.poll(math.ceil(1000 * left)))
-                if connection.socket in ready:
-                    # Readable is no promise (libzmq#4527): never block on the receive itself.
+                lost = connection.monitor in ready
+                if lost or connection.socket in ready:
+                    # Readable is no promise (libzmq#4527), so never block on the receive itself; and a scorer that
+                    # answers and exits may be seen to go a moment before its answer is seen.
                     try:
                         frames = receive(connection.socket, DONTWAIT)
                     except zmq.Again:
+                        if lost:
+                            raise ApiError(
+                                "scorer_unavailable", "the scorer was lost while it held the request"
+                            ) from None
                         continue
                     return self._read([frame.bytes for frame in frames], job_id)
-                if connection.monitor in ready:
-                    raise ApiError("scorer_unavailable", "the scorer was lost while it held the request")
                 if watched in ready:
                     if _has_left(caller):
                         raise ApiError(
