@@ -14,9 +14,11 @@ __all__ = ["Outcome", "request_bytes", "run"]
 @dataclass
 class Outcome:
     """What one run saw. ``latencies`` are seconds, in the order the answers came; ``in_time`` counts the answers with
-    status 200 within ``seconds``, the length of the run (requests still open then are waited for, but not counted)."""
+    status 200 within ``seconds``, the length of the run; requests still open then are waited for, and ``elapsed`` is
+    the time to the last answer."""
 
     seconds: float = 0.0
+    elapsed: float = 0.0
     latencies: list[float] = field(default_factory=list)
     in_time: int = 0
     codes: dict[int, int] = field(default_factory=dict)
@@ -24,8 +26,13 @@ class Outcome:
 
     @property
     def rate(self) -> float:
-        """Answers with status 200 per second."""
+        """Answers with status 200 per second, while all connections asked."""
         return self.in_time / self.seconds
+
+    @property
+    def rate_to_the_last(self) -> float:
+        """All answers with status 200 over the time to the last one: what a caller with that much work gets."""
+        return self.codes.get(200, 0) / self.elapsed
 
     def percentile(self, share: float) -> float:
         """Latency in seconds below which ``share`` of the answers came."""
@@ -141,6 +148,7 @@ def run(port: int, request: bytes, connections: int, seconds: float) -> Outcome:
                 else:
                     waiting -= 1
     state.outcome.seconds = seconds
+    state.outcome.elapsed = seconds + max(0.0, time.perf_counter() - end)
     for client in clients:
         state.drop(client)
     state.selector.close()

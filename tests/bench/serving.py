@@ -129,7 +129,9 @@ def throughput(ours: Pair, theirs: Other, connections: list[int], seconds: float
                 _merge(mine, run(ours.port, request_bytes("/v1/systemone", body, TOKEN), count, seconds))
                 _merge(other, run(theirs.port, request_bytes("/v1/systemone", body, None), count, seconds))
             print(f"  {name:10s} {count:3d} connections: {mine.rate:7.0f} / {other.rate:5.0f} per s", end="")
-            print(f" = {mine.rate / other.rate:4.1f} times; p50 and p99/p50 {_tail(mine)} / {_tail(other)}", end="")
+            print(f" = {mine.rate / other.rate:4.1f} times", end="")
+            print(f" ({mine.rate_to_the_last / other.rate_to_the_last:.1f} to the last answer)", end="")
+            print(f"; p50 and p99/p50 {_tail(mine)} / {_tail(other)}", end="")
             print(f"; not 200: {_failures(mine)} / {_failures(other)}")
 
 
@@ -156,6 +158,7 @@ def _rss_kib(pid: int) -> int:
 
 def _merge(into: Outcome, more: Outcome) -> None:
     into.seconds += more.seconds
+    into.elapsed += more.elapsed
     into.latencies += more.latencies
     into.broken += more.broken
     into.in_time += more.in_time
