@@ -2,7 +2,8 @@
 # make test         lint, then all tests that need no GPU; ARGS goes to pytest: make test ARGS="-k health"
 # make test-core    the same without the intern engine's, which need torch: gigabytes on some platforms
 # make lint         style, types, import rule
-# make bench        ARGS goes to tests/bench/serving.py
+# make bench        what the server adds to the engine; ARGS goes to tests/bench/serving.py
+# make bench-offline  what the offline harness adds to it; ARGS goes to tests/bench/bench_offline.py
 # make clean        removes what the others made, but not run/, which holds the token
 
 PYTHON ?= python3
@@ -35,7 +36,7 @@ INSTALL_SPARROW = $(PIP) install --no-deps --require-hashes -r conf/requirements
 GUARD = $(shell setpriv --pdeathsig TERM true 2>/dev/null && echo setpriv --pdeathsig TERM --)
 SERVE_ARGS = conf/serve.py --port '$(PORT)' --engine '$(ENGINE)'
 
-.PHONY: serve test test-core lint bench clean
+.PHONY: serve test test-core lint bench bench-offline clean
 .NOTPARALLEL:
 
 # exec: signals to make, and Ctrl-C, go straight to the process that stops both tiers.
@@ -57,6 +58,9 @@ lint: $(TESTING)
 
 bench: $(TESTING)
 	@$(BIN)/python -m tests.bench.serving $(ARGS)
+
+bench-offline: $(TESTING)
+	@$(BIN)/python -m tests.bench.bench_offline $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .tox
