@@ -393,6 +393,11 @@ def wait_running(service: Pair, seconds: float = 10.0) -> None:
     wait_for(lambda: health(service)["busy_seconds"] > 0, seconds, "a job running")
 
 
+def wait_queued(service: Pair, count: int, seconds: float = 10.0) -> None:
+    """Wait until ``count`` jobs have reached the scorer and wait there: a slot is held some time before that."""
+    wait_for(lambda: health(service)["queue_length"] == count, seconds, f"{count} jobs in the scorer's queue")
+
+
 def wait_slots(service: Pair, count: int, seconds: float = 10.0) -> None:
     """Wait until exactly ``count`` slots are in use."""
     wait_for(lambda: service.slots_in_use() == count, seconds, f"{count} slots in use")

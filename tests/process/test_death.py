@@ -44,6 +44,7 @@ from tests.process.support import (
     spread,
     starts,
     timed_post,
+    wait_queued,
     wait_running,
     wait_slots,
     whole,
@@ -254,11 +255,11 @@ def test_a_frozen_scorer_lets_jobs_in_flight_end_at_their_budget_and_never_runs_
     calls = service.record_calls()
     service.post("/decide", D1)
     workers = service.worker_pids()
-    running = Background(lambda: timed_post(service, "/decide", slow(D1, 1.0)))
+    running = Background(lambda: timed_post(service, "/decide", slow(D1, 1.5)))
     wait_running(service)
     stale = [own_decision() for _ in range(3)]
     queued = [Background(lambda body=body: timed_post(service, "/decide", body)) for body in stale]
-    wait_slots(service, 4)
+    wait_queued(service, 3)
     with frozen(service.scorer):
         for status, body, seconds in [job.result() for job in [running, *queued]]:
             assert (status, body["error"]["code"]) == (504, "deadline_exceeded")
