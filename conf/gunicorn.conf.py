@@ -30,7 +30,7 @@ try:
     # Each worker opens the file for itself. Looked at here first, because two workers that refuse it together make
     # gunicorn end with a traceback and a status that reads as worth a restart.
     SlotTable(RunDir(_settings.run_dir).slots, _settings.max_queue).close()
-except (SettingsError, RunDirError, SlotFileError) as error:
+except (SettingsError, RunDirError, SlotFileError, OSError) as error:
     print(f"web: {error}", file=sys.stderr)
     sys.exit(78)
 
@@ -78,8 +78,10 @@ class Worker(ThreadWorker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # At most a quarter of the threads may wait for a caller's next request; the others must be free for new ones.
+        # At most a quarter of the threads may wait for a caller's next request, and an eighth for one to close: the
+        # others must be free for new ones.
         self._waiting = threading.BoundedSemaphore(max(1, self.cfg.threads // 4))
+        self._closing = threading.BoundedSemaphore(max(1, self.cfg.threads // 8))
 
     def accept(self, listener: Any) -> None:
         """Take a new connection, unless a worker with fewer of them is there to take it.
@@ -99,7 +101,11 @@ class Worker(ThreadWorker):
 
     def _next_is_here(self, conn: Any) -> bool:
         """Whether a caller goes on at once. Going through the main loop costs two thread switches a request."""
-        if not self.alive or conn.parser.unreader.buf.tell() or not self._waiting.acquire(blocking=False):
+        busy = self.nr_conns - len(self.keepalived_conns) - len(self.pending_conns)
+        if not self.alive or busy > self.cfg.threads or conn.parser.unreader.buf.tell():
+            # Above all when there are more connections than threads: one that never pauses would keep others out.
+            return False
+        if not self._waiting.acquire(blocking=False):
             return False
         try:
             poll = select.poll()
@@ -116,7 +122,10 @@ class Worker(ThreadWorker):
         """
         again = super().handle(conn)
         if not again:
-            conn.close(graceful=True)
+            graceful = self._closing.acquire(blocking=False)
+            conn.close(graceful=graceful)
+            if graceful:
+                self._closing.release()
             conn.close = lambda graceful=False: None  # the main loop's turn comes next
         return again
 

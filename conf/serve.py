@@ -204,10 +204,19 @@ class Supervised:
         # In a session of its own, so that Ctrl-C reaches it only through us, once.
         process = subprocess.Popen(
             [
-                *shlex.split(self.env["SERVE_GUARD"]), sys.executable, "-m", "supervisor.supervisord",
-                "-c", str(ROOT / "conf" / "supervisord.conf"), *(["-u", "0"] if os.geteuid() == 0 else []),
+                *shlex.split(self.env["SERVE_GUARD"]),
+                sys.executable,
+                "-m",
+                "supervisor.supervisord",
+                "-c",
+                str(ROOT / "conf" / "supervisord.conf"),
+                *(["-u", "0"] if os.geteuid() == 0 else []),
             ],
-            cwd=ROOT, env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            cwd=ROOT,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             start_new_session=True,
         )
         assert process.stdout is not None
@@ -261,10 +270,14 @@ class Supervised:
 
     def _announce(self) -> None:
         """Print the curl line, to standard output: the log is on standard error, and must not hold the token."""
-        remark = "\nThe token is in run/token; this is the only time that it is shown.\n" if self.token_is_new else ""
+        remark = (
+            "\nThe token is kept in the run directory; this is the only time that it is shown.\n"
+            if self.token_is_new
+            else ""
+        )
         print(
             f"\nReady: http://{HOST}:{self.port}, engine {self.engine}. Ctrl-C stops it. Try, from this directory:\n\n"
-            f"curl -sS http://{HOST}:{self.port}/decide -H \"Authorization: Bearer {self.token}\" "
+            f'curl -sS http://{HOST}:{self.port}/decide -H "Authorization: Bearer {self.token}" '
             f"-H 'Content-Type: application/json' -d '{jsonio.dumps(EXAMPLE).decode()}'\n{remark}",
             flush=True,
         )

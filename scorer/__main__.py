@@ -45,7 +45,7 @@ def serve() -> int:
             logging.getLogger("scorer").warning("unknown setting", extra={"fields": {"name": name}})
         lock = run_dir.lock_scorer()
         broker = Broker(config, run_dir, engines.create(config))
-    except (SettingsError, RunDirError, SlotFileError, StartRefused) as error:
+    except (SettingsError, RunDirError, SlotFileError, StartRefused, OSError) as error:
         print(f"scorer: {error}", file=sys.stderr)
         return EXIT_REFUSED
     except ScorerRunning as error:

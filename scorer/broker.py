@@ -168,6 +168,10 @@ class Broker:
             self._refuse(envelope, request, wire.STALE_BOOT, "")
         else:
             now = time.monotonic()
+            # A slot taken anew means that its earlier holder has left, so that holder's job is wanted no more. Dropping
+            # it here, and not only at its turn, keeps callers that give up and come back from piling up payloads.
+            if any(job.request.slot == request.slot for job in self._queue):
+                self._queue = deque(job for job in self._queue if job.request.slot != request.slot)
             self._queue.append(_Waiting(envelope, request, payload, now, now + request.budget_ms / 1000))
 
     def _dispatch(self) -> None:
@@ -240,7 +244,7 @@ class Broker:
             # The inference thread cannot be stopped; nothing here may wait for it.
             os._exit(EXIT_BROKEN)
         if self._drain_until is not None:
-            idle = self._running is None and not self._queue
+            idle = self._running is None and not self._queue and snapshot.busy_since is None
             if idle or snapshot.state == LOADING or time.monotonic() > self._drain_until:
                 return EXIT_DRAINED
         return None
@@ -252,7 +256,8 @@ class Broker:
         self._queue.clear()
         self._run_dir.socket.unlink(missing_ok=True)
         self._back.close()
-        if self._running is None and (self._worker.snapshot.state == READY or not self._worker.is_alive()):
+        snapshot = self._worker.snapshot
+        if snapshot.ended or (snapshot.state == READY and self._running is None and snapshot.busy_since is None):
             # An idle inference thread waits in a receive, which this ends; one that loads or hangs is left to the exit.
             self._context.term()
             self._worker.join()

@@ -26,7 +26,7 @@ WEB, SCORER = "web", "scorer"
 #: Threads beyond MAX_QUEUE, for the 429s and /health while every slot waits (architecture.md §1.12).
 SPARE_THREADS = 8
 #: More slots would need more threads than a worker can have.
-_MOST_SLOTS = 10_000
+_MOST_SLOTS = 1000
 _DAY_S = 86_400
 
 

@@ -24,7 +24,7 @@ from web.auth import BearerAuth
 from web.body import BodyReader
 from web.errors import ApiError, Invalid, Problem
 from web.observe import RequestRecord, record_of
-from web.scorer_client import Scored, ScorerClient, StaleBoot
+from web.scorer_client import Description, Scored, ScorerClient, StaleBoot
 
 __all__ = ["Admitted", "Services", "json_response", "post_route"]
 
@@ -52,10 +52,6 @@ class Admitted:
     _slot: Slot
     _job_id: bytes
 
-    def engine(self) -> EngineInfo:
-        """The running engine's description. Raises ApiError ``scorer_unavailable``."""
-        return self.services.scorer.describe().info
-
     def score(self, make: Callable[[EngineInfo], Any]) -> tuple[Any, Scored, EngineInfo]:
         """Plan with ``make`` (which validates under the engine's limits and returns something with a ``job``) and have
         it scored.
@@ -66,7 +62,15 @@ class Admitted:
         scorer = self.services.scorer
         description = scorer.describe()
         for last_try in (False, True):
-            plan = make(description.info)
+            try:
+                plan = make(description.info)
+            except ApiError:
+                # Refused under the limits of a scorer that may be gone: look again before saying so.
+                current = None if last_try else _newer(scorer, description)
+                if current is None:
+                    raise
+                description = current
+                plan = make(description.info)
             job: Job = plan.job
             try:
                 scored = scorer.ask(
@@ -94,6 +98,15 @@ class Admitted:
         raise ApiError("scorer_unavailable", "the scorer was restarted twice while it was asked")
 
 
+def _newer(scorer: ScorerClient, known: Description) -> Description | None:
+    """The running scorer's description if it is another start's than ``known``; None also when none can be had."""
+    try:
+        current = scorer.describe(afresh=True)
+    except ApiError:
+        return None
+    return current if current.boot_id != known.boot_id else None
+
+
 def post_route(app: Flask, services: Services, path: str, handle: Callable[[Admitted], Any]) -> None:
     """Register ``POST path``; ``handle`` returns the response's object or raises ApiError."""
 
@@ -105,7 +118,7 @@ def post_route(app: Flask, services: Services, path: str, handle: Callable[[Admi
         job_id = os.urandom(16)
         try:
             slot = services.slots.acquire(job_id)
-        except SlotFileError as error:
+        except (SlotFileError, OSError) as error:
             _log.error("no admission", extra={"fields": {"reason": str(error)}})
             raise ApiError("scorer_unavailable", "the server cannot admit requests; its log says why") from None
         if slot is None:

@@ -32,6 +32,7 @@ from web.errors import ApiError, Invalid, Problem
 __all__ = ["Description", "Scored", "ScorerClient", "StaleBoot", "engine_of"]
 
 _CONNECT_S = 0.5
+_MOST_SOCKETS = 8192
 #: A frozen scorer keeps its connections but answers no heartbeat (libzmq's own I/O threads exchange them, so a long
 #: call does not matter): after about this long a kept connection counts as lost.
 _HEARTBEAT_S, _SILENCE_S = 1, 4
@@ -216,7 +217,15 @@ class ScorerClient:
             if not connection.lost():
                 return connection
             connection.close()
-        return _Connection(zmq.Context.instance(), self._endpoint)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        # Each connection takes three sockets, and a worker may have one a thread; the default is 1,023 in all. It
+        # counts when the first socket is made.
+        context.set(zmq.MAX_SOCKETS, _MOST_SOCKETS)
+        try:
+            return _Connection(context, self._endpoint)
+        except (zmq.ZMQError, OSError) as error:
+            _log.error("no connection can be made", extra={"fields": {"reason": str(error)}})
+            raise ApiError("scorer_unavailable", "the server has no connection left to the scorer") from None
 
     def _await(self, connection: _Connection, job_id: str, deadline: float, caller: Any) -> tuple[Reply, bytes]:
         watched = caller.fileno() if caller is not None else -1

@@ -6,9 +6,10 @@ The inference thread alone calls an engine: ``load`` once, then, for every job, 
 What an engine may raise, and what becomes of it:
 
     StartRefused        load only: exit 78, no restart
-    ValueError          prepare or predict: the input is at fault, 422 with the message (which must quote no caller
-    text) OutOfMemory         503 out_of_memory, the process goes on; so does a RuntimeError whose first line says "out
-    of memory" FatalEngineError    500 scoring_failed, then the process exits for its supervisor to replace
+    ValueError          prepare or predict: the input is at fault, 422 with the message, which must quote no caller text
+    OutOfMemory         503 out_of_memory, and the process goes on; so does a RuntimeError whose first line says
+                        "out of memory"
+    FatalEngineError    500 scoring_failed, then the process exits for its supervisor to replace
     anything else       500 scoring_failed, then the canary must answer as it did at start, or the process exits
 """
 

@@ -12,6 +12,8 @@ from shared.jsonio import as_text
 __all__ = ["Options", "answer", "check_questions", "read_options"]
 
 NOUL_LABELS = ("no", "yes")
+#: Levels beyond it could overflow their own expectation.
+_GREATEST_LEVEL = 1e300
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def _levels(criteria: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
         raise ValueError("Score criteria must be a list or object.")
     for key in criteria:
         try:
-            finite = math.isfinite(float(key))
+            finite = abs(float(key)) < _GREATEST_LEVEL  # false for nan as well
         except ValueError:
             finite = False
         if not finite:

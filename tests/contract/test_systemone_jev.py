@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from tests.contract.helpers import (
     without,
 )
 from tests.harness import BEARER, S1, Local
+from web.scorer_client import Description
 
 PATH = "/v1/systemone"
 
@@ -515,3 +517,20 @@ def test_a_strict_server_refuses_other_models_with_404(strict: Local, model: str
     assert_error(answer, 404, "model_not_found")
     assert answer[1]["detail"]["error_type"] == "api_usage_error"
     assert strict.engine.prepared == 0
+
+
+def test_a_request_is_judged_by_the_limits_of_the_scorer_that_runs_now_and_not_of_one_that_is_gone() -> None:
+    # 17 questions are too many for a scorer that was described as native and is right for the one in its place.
+    service = Local()
+    try:
+        scorer = service.app.extensions["decision"].scorer
+        running = scorer.describe(afresh=True)
+        limits = replace(running.info.limits, request_questions=2)
+        scorer._known = Description("an earlier start", replace(running.info, limits=limits))
+        question = {"type": "noul", "instructions": "Urgent?"}
+        body = {"state": "x", "questions": {f"q{i}": question for i in range(17)}}
+        assert service.post(PATH, body)[0] == 200
+        scorer._known = Description("an earlier start", replace(running.info, name="gone"))
+        assert service.client.get("/v1/models", headers=BEARER).json["models"][0]["name"] == "fake@0"
+    finally:
+        service.close()

@@ -20,6 +20,8 @@ __all__ = ["JEV_OPTIONS", "schema_for"]
 #: Jev's own bounds; an engine's may be lower (wire/systemone.md §2.5).
 JEV_OPTIONS, JEV_LEVELS, JEV_QUESTIONS = 255, 10, 400
 
+#: Names of a noul's sides that engines know (engine/intern-decision.md §1.5).
+_SIDES = frozenset({"yes", "true", "1", "no", "false", "0"})
 _TYPES = ("noul", "choice", "score")
 _TEXT_OR_NULL = Rule("union_type", "must be a string, an object, an array or null")
 _UNTAGGED = Rule("union_tag_not_found", "must have a type")
@@ -138,7 +140,7 @@ class _Questions(fields.Field[Any]):
 def _check_noul(question: dict[str, Any]) -> None:
     """A noul asks something: instructions, or at least one side described (design §5)."""
     criteria = question.get("criteria")
-    described = isinstance(criteria, dict) and any(text is not None for text in criteria.values())
+    described = isinstance(criteria, dict) and any(criteria[side] for side in criteria if side.lower() in _SIDES)
     if not question.get("instructions") and not described:
         raise ValidationError({"instructions": [Rule("value_error", "a noul needs instructions or a described side")]})
 

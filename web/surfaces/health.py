@@ -28,8 +28,8 @@ def register(app: Flask, services: Services) -> None:
     def health() -> Response:
         record_of(request.environ).facts["route"] = "/health"
         reply, status = services.scorer.status()
-        if status["state"] != "ready":
-            raise ApiError("scorer_unavailable", f"the scorer is {status['state']}")
+        if status.get("state") != "ready":
+            raise ApiError("scorer_unavailable", f"the scorer is {status.get('state', 'not ready')}")
         info = engine_of(status)
         settings = services.settings
         return json_response(
@@ -49,11 +49,11 @@ def register(app: Flask, services: Services) -> None:
                 "device": info.device,
                 "max_queue": settings.max_queue,
                 "slots_in_use": services.slots.in_use(),
-                "queue_length": status["queue_length"],
-                "busy_seconds": status["busy_seconds"],
-                "uptime_seconds": status["uptime_seconds"],
-                "memory": status["memory"],
-                "counters": status["counters"],
+                "queue_length": status.get("queue_length"),
+                "busy_seconds": status.get("busy_seconds"),
+                "uptime_seconds": status.get("uptime_seconds"),
+                "memory": status.get("memory"),
+                "counters": status.get("counters"),
                 "boot_id": reply.boot_id,
             }
         )

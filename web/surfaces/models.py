@@ -20,7 +20,7 @@ def register(app: Flask, services: Services) -> None:
     def models() -> Response:
         record_of(request.environ).facts["route"] = "/v1/models"
         services.auth.check(request.environ.get("HTTP_AUTHORIZATION"))
-        info = services.scorer.describe().info
+        info = services.scorer.describe(afresh=True).info
         # A release that names no date is old to one kind of client and undated to the other.
         created = calendar.timegm(time.strptime(info.release_date, "%Y-%m-%d")) if info.release_date else 0
         return json_response(

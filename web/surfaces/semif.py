@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from flask import Flask
 
-from shared.wire import EngineInfo
+from shared.wire import EngineInfo, Job
 from web import assemble
 from web.errors import ApiError
 from web.guard import Admitted, Services, post_route
@@ -24,26 +27,49 @@ def register(app: Flask, services: Services) -> None:
 
 
 def _decide(admitted: Admitted) -> Any:
-    decision = load(decide_schema(admitted.engine().limits.options), admitted.body)
-    return _scored(admitted, decision["state"], [decision], single=True)
+    def read(info: EngineInfo) -> tuple[Any, list[dict[str, Any]]]:
+        decision = load(decide_schema(info.limits.options), admitted.body)
+        return decision["state"], [decision]
+
+    asked, scored, info = _score(admitted, read)
+    with _built():
+        return assemble.decide_result(asked.plan, asked.decisions[0], scored.calls, info, scored.reply.score_ms / 1000)
 
 
 def _shared(admitted: Admitted) -> Any:
-    loaded = load(shared_schema(admitted.engine().limits.options), admitted.body)
-    return _scored(admitted, loaded["state"], loaded["decisions"], single=False)
+    def read(info: EngineInfo) -> tuple[Any, list[dict[str, Any]]]:
+        loaded = load(shared_schema(info.limits.options), admitted.body)
+        return loaded["state"], loaded["decisions"]
+
+    asked, scored, info = _score(admitted, read)
+    with _built():
+        return assemble.shared_result(asked.plan, asked.decisions, scored.calls, info, scored.reply.score_ms / 1000)
 
 
-def _scored(admitted: Admitted, state: Any, decisions: list[dict[str, Any]], single: bool) -> Any:
-    check_rows(decisions, admitted.services.settings.max_decisions)
+@dataclass(frozen=True)
+class _Asked:
+    decisions: list[dict[str, Any]]
+    plan: Plan
 
-    def make(info: EngineInfo) -> Plan:
-        return plan_decisions(state, decisions, info.limits.questions)
+    @property
+    def job(self) -> Job:
+        return self.plan.job
 
-    plan, scored, info = admitted.score(make)
-    seconds = scored.reply.score_ms / 1000
+
+def _score(admitted: Admitted, read: Callable[[EngineInfo], tuple[Any, list[dict[str, Any]]]]) -> Any:
+    """Validate, plan and score; all of it under the limits of the scorer that answers."""
+
+    def make(info: EngineInfo) -> _Asked:
+        state, decisions = read(info)
+        check_rows(decisions, admitted.services.settings.max_decisions)
+        return _Asked(decisions, plan_decisions(state, decisions, info.limits.questions))
+
+    return admitted.score(make)
+
+
+@contextmanager
+def _built() -> Iterator[None]:
     try:
-        if single:
-            return assemble.decide_result(plan, decisions[0], scored.calls, info, seconds)
-        return assemble.shared_result(plan, decisions, scored.calls, info, seconds)
+        yield
     except assemble.BrokenAnswer as broken:
         raise ApiError("scoring_failed", str(broken)) from None
