@@ -168,10 +168,6 @@ class Broker:
             self._refuse(envelope, request, wire.STALE_BOOT, "")
         else:
             now = time.monotonic()
-            # A slot taken anew means that its earlier holder has left, so that holder's job is wanted no more. Dropping
-            # it here, and not only at its turn, keeps callers that give up and come back from piling up payloads.
-            if any(job.request.slot == request.slot for job in self._queue):
-                self._queue = deque(job for job in self._queue if job.request.slot != request.slot)
             self._queue.append(_Waiting(envelope, request, payload, now, now + request.budget_ms / 1000))
 
     def _dispatch(self) -> None:
