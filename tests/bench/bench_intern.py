@@ -3,8 +3,9 @@ checkpoint.
 
 Prints, for one call of about 2,000 tokens, the medians of each part in milliseconds: ``file`` (the file's own predict),
 ``prepare`` (validate, render, tokenise, hash), ``wire`` (job decoded, answer encoded), ``around`` (what our predict()
-adds to the file's); and the share of the call that is added, which is to stay under 10 %. All parts take turns in one
-run, so that a busy machine disturbs all alike."""
+adds to the file's), ``assemble`` (the web tier's part: reply read, answer checked, response written); and the share of
+the call that is added, which is to stay under 10 %. All parts take turns in one run, so that a busy machine disturbs
+all alike."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from scorer.engines.intern_tiny.build import build
 from shared import jsonio
 from shared.settings import ScorerSettings
 from shared.wire import CallItem, Job, decode_job, encode_job
+from web.assemble import check_call
 
 ROUNDS = 15
 TOKENS = 2000
@@ -42,6 +44,13 @@ def timed(work: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
     return 1000 * (time.perf_counter() - started), result
 
 
+def assembled(payload: bytes, questions: dict[str, dict[str, Any]]) -> bytes:
+    """What the web tier does with the reply to a ``native`` request."""
+    (call,) = jsonio.loads_ours(payload)["calls"]
+    check_call(call, questions)
+    return jsonio.dumps(call["answer"])
+
+
 def measure(directory: Path) -> None:
     """Build, load, measure, print."""
     started = time.perf_counter()
@@ -56,7 +65,7 @@ def measure(directory: Path) -> None:
         state = "A customer writes that the parcel came late. " * (words // 8)
     frame = encode_job(Job(state, QUESTIONS, calls))
 
-    parts: dict[str, list[float]] = {name: [] for name in ("file", "prepare", "wire", "around")}
+    parts: dict[str, list[float]] = {name: [] for name in ("file", "prepare", "wire", "around", "assemble")}
     file_predict = engine._decider.predict
 
     def clocked(request: Any) -> Any:
@@ -69,13 +78,16 @@ def measure(directory: Path) -> None:
         decode, job = timed(decode_job, frame)
         prepare, (call,) = timed(engine.prepare, job.state, [job.call_questions(job.calls[0])])
         own, result = timed(engine.predict, call)
-        reply = {"calls": [{"answer": result.answer, "prompt_sha256": call.prompt_sha256}]}
-        encode, _ = timed(jsonio.dumps, reply)
+        answered = {"input_tokens": call.input_tokens, "prompt_sha256": call.prompt_sha256}
+        reply = {"calls": [{"answer": result.answer, **answered}]}
+        encode, payload = timed(jsonio.dumps, reply)
+        assemble, _ = timed(assembled, payload, named)
+        parts["assemble"].append(assemble)
         parts["prepare"].append(prepare)
         parts["wire"].append(decode + encode)
         parts["around"].append(own - parts["file"][-1])
     median = {name: statistics.median(values) for name, values in parts.items()}
-    added = median["prepare"] + median["wire"] + median["around"]
+    added = median["prepare"] + median["wire"] + median["around"] + median["assemble"]
     print(f"tokens: {call.input_tokens}, rounds: {ROUNDS}")
     for name, value in median.items():
         print(f"{name:>8}: {value:8.3f} ms")
