@@ -203,7 +203,7 @@ class Worker(threading.Thread):
 
     def _run_calls(self, job: Job, lease: WorkLease, deadline: float) -> list[dict[str, Any]] | None:
         """Every call of the job, back to back; None when its caller gave up meanwhile."""
-        prepared = self._engine.prepare(job.state, [job.call_questions(call) for call in job.calls])
+        prepared = self._engine.prepare(job.state, [job.call_questions(call) for call in job.calls], job.terms)
         results: list[dict[str, Any]] = []
         for call in prepared:
             if results and (time.monotonic() >= deadline or not lease.wanted()):

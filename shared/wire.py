@@ -27,6 +27,7 @@ __all__ = [
     "INVALID",
     "MAX_HEADER_BYTES",
     "MAX_PAYLOAD_BYTES",
+    "NO_TERMS",
     "OK",
     "OUT_OF_MEMORY",
     "STALE_BOOT",
@@ -38,6 +39,7 @@ __all__ = [
     "Limits",
     "Reply",
     "Request",
+    "Terms",
     "WireError",
     "decode_job",
     "decode_reply",
@@ -83,12 +85,25 @@ class CallItem(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Terms:
+    """What a request asks of an engine beside its questions: work done for another ``cache_salt`` must not be reused
+    (contract/granite-switch-decision.md, C23), and ``long_context`` raises the cap on a request's tokens (S8)."""
+
+    cache_salt: str = ""
+    long_context: bool = False
+
+
+NO_TERMS = Terms()
+
+
+@dataclass(frozen=True)
 class Job:
     """The payload of ``op: predict``: the state once, each question once, the calls as references."""
 
     state: Any
     questions: Sequence[Mapping[str, Any]]
     calls: Sequence[Sequence[CallItem]]
+    terms: Terms = NO_TERMS
 
     def call_questions(self, call: Sequence[CallItem]) -> dict[str, dict[str, Any]]:
         """The questions of one call as the engine takes them: field name to question, options in the call's order."""
@@ -188,7 +203,10 @@ def decode_reply(frame: bytes) -> Reply:
 
 def encode_job(job: Job) -> bytes:
     """The payload frame of ``op: predict``."""
-    return jsonio.dumps({"state": job.state, "questions": job.questions, "calls": job.calls})
+    payload = {"state": job.state, "questions": job.questions, "calls": job.calls}
+    if job.terms != NO_TERMS:
+        payload["terms"] = vars(job.terms)
+    return jsonio.dumps(payload)
 
 
 def decode_job(frame: bytes) -> Job:
@@ -199,7 +217,14 @@ def decode_job(frame: bytes) -> Job:
         raise WireError("job: state, questions and calls are required")
     if not all(isinstance(question, dict) for question in questions):
         raise WireError("job: a question is not an object")
-    return Job(payload["state"], questions, [_decode_call(call, questions) for call in calls])
+    return Job(payload["state"], questions, [_decode_call(call, questions) for call in calls], _decode_terms(payload))
+
+
+def _decode_terms(payload: dict[str, Any]) -> Terms:
+    terms = payload.get("terms", {})
+    if not isinstance(terms, dict):
+        raise WireError("job: terms is not an object")
+    return Terms(_typed(terms, "cache_salt", str, ""), _typed(terms, "long_context", bool, False))
 
 
 def _decode_call(call: Any, questions: list[dict[str, Any]]) -> list[CallItem]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from shared import jsonio
-from shared.wire import EngineInfo
+from shared.wire import NO_TERMS, EngineInfo, Terms
 
 __all__ = [
     "CallResult",
@@ -97,7 +97,9 @@ class Engine(Protocol):
     def info(self) -> EngineInfo:
         """The description that status replies carry; valid after :meth:`load`."""
 
-    def prepare(self, state: Any, calls: Sequence[Mapping[str, Question]]) -> Sequence[PreparedCall]:
+    def prepare(
+        self, state: Any, calls: Sequence[Mapping[str, Question]], terms: Terms = NO_TERMS
+    ) -> Sequence[PreparedCall]:
         """Validate, render and tokenise every call of one request, without any forward pass.
 
         ``calls`` maps field names to questions. Raises ValueError, so that a request of which any call is bad or too

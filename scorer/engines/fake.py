@@ -39,7 +39,7 @@ from scorer.engines.base import (
 from scorer.engines.questions import Options, answer, check_questions, read_options
 from shared import jsonio
 from shared.settings import ScorerSettings
-from shared.wire import EngineInfo, Limits
+from shared.wire import NO_TERMS, EngineInfo, Limits, Terms
 
 __all__ = ["FakeEngine"]
 
@@ -87,7 +87,9 @@ class FakeEngine:
             calibration={"method": "none", "temperature": 1.0},
         )
 
-    def prepare(self, state: Any, calls: Sequence[Mapping[str, Question]]) -> list[PreparedCall]:
+    def prepare(
+        self, state: Any, calls: Sequence[Mapping[str, Question]], terms: Terms = NO_TERMS
+    ) -> list[PreparedCall]:
         """Check the questions; a word counts as a token."""
         script = self._script(state)
         if "prepare_error" in script:

@@ -37,7 +37,7 @@ from scorer.engines.intern_vision import drop_vision
 from shared import jsonio
 from shared.pins import INTERN_DECISION_4B, Pin
 from shared.settings import PREFIX, ScorerSettings
-from shared.wire import EngineInfo, Limits
+from shared.wire import NO_TERMS, EngineInfo, Limits, Terms
 
 __all__ = ["InternEngine"]
 
@@ -134,7 +134,9 @@ class InternEngine:
             raise RuntimeError("info() before load()")
         return self._info
 
-    def prepare(self, state: Any, calls: Sequence[Mapping[str, Question]]) -> list[PreparedCall]:
+    def prepare(
+        self, state: Any, calls: Sequence[Mapping[str, Question]], terms: Terms = NO_TERMS
+    ) -> list[PreparedCall]:
         """Validate, render, hash and count every call, with the file's own functions and without any forward (INV-8).
 
         Raises ValueError with the file's own message for a call that it would refuse, one over MAX_TOKENS included. The

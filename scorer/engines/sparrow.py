@@ -39,7 +39,7 @@ from scorer.engines.sparrow_model import (
 )
 from shared.jsonio import as_text
 from shared.settings import ScorerSettings
-from shared.wire import EngineInfo, Limits
+from shared.wire import NO_TERMS, EngineInfo, Limits, Terms
 
 __all__ = ["SparrowEngine"]
 
@@ -153,7 +153,9 @@ class SparrowEngine:
             calibration=self._calibration(),
         )
 
-    def prepare(self, state: Any, calls: Sequence[Mapping[str, Question]]) -> list[PreparedCall]:
+    def prepare(
+        self, state: Any, calls: Sequence[Mapping[str, Question]], terms: Terms = NO_TERMS
+    ) -> list[PreparedCall]:
         """Check and tokenise every call; nothing is pooled yet.
 
         A call's tokens are those of the whole state and, for each question, of its instructions and of every option as

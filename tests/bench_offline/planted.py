@@ -15,7 +15,7 @@ from scorer.bench.source import EngineSource
 from scorer.engines.base import CallResult, PreparedCall, Question, canonical_hashes
 from scorer.engines.questions import Options as Labels
 from scorer.engines.questions import answer, check_questions, read_options
-from shared.wire import EngineInfo, Limits
+from shared.wire import NO_TERMS, EngineInfo, Limits, Terms
 
 
 class SoundEngine:
@@ -33,7 +33,9 @@ class SoundEngine:
     def info(self) -> EngineInfo:
         return EngineInfo(self.name, self.name, "1", "words", "1", "none", "jev", "planted", "2026-11-30", Limits())
 
-    def prepare(self, state: Any, calls: Sequence[Mapping[str, Question]]) -> list[PreparedCall]:
+    def prepare(
+        self, state: Any, calls: Sequence[Mapping[str, Question]], terms: Terms = NO_TERMS
+    ) -> list[PreparedCall]:
         out = []
         for questions, digest in zip(calls, canonical_hashes(state, calls), strict=True):
             check_questions(questions, 16)

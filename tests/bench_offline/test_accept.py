@@ -102,9 +102,9 @@ def test_an_answer_that_depends_on_its_neighbours_in_a_request_fails_the_chunks(
     class Remembering(SoundEngine):
         """Lets the calls of one request look at each other."""
 
-        def prepare(self, state: Any, calls: Any) -> Any:
+        def prepare(self, state: Any, calls: Any, *terms: Any) -> Any:
             self.together = len(calls)
-            return super().prepare(state, calls)
+            return super().prepare(state, calls, *terms)
 
         def numbers(self, state: Any, labels: Any) -> list[float]:
             own = super().numbers(state, labels)
@@ -117,10 +117,10 @@ def test_an_answer_that_depends_on_its_neighbours_in_a_request_fails_the_chunks(
 
 def test_a_shape_over_the_engine_s_limit_is_not_applicable(asked: list[Row]) -> None:
     class Short(SoundEngine):
-        def prepare(self, state: Any, calls: Any) -> Any:
+        def prepare(self, state: Any, calls: Any, *terms: Any) -> Any:
             if len(str(state)) > 1500:
                 raise ValueError("Example has 9 tokens, above 8; truncation is forbidden")
-            return super().prepare(state, calls)
+            return super().prepare(state, calls, *terms)
 
     lines = listed(Short(), asked)
     assert lines["16 questions, long state"].outcome == NOT_APPLICABLE

@@ -310,10 +310,10 @@ def test_one_bad_question_does_not_take_the_row_s_others_with_it(tmp_path: Path)
     data = write(tmp_path / "f.jsonl", [{"id": "r", "state": "apple", "questions": {"good": good, "many": many}}])
 
     class Picky(SoundEngine):
-        def prepare(self, state: Any, calls: Any) -> Any:
+        def prepare(self, state: Any, calls: Any, *terms: Any) -> Any:
             if any(len(question["criteria"]) > 100 for call in calls for question in call.values()):
                 raise ValueError("too many options")
-            return super().prepare(state, calls)
+            return super().prepare(state, calls, *terms)
 
     outcome = run_engine(Picky(), data, tmp_path / "out")
     assert (outcome.written, outcome.failed) == (1, {"invalid": 1})

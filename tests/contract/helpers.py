@@ -34,9 +34,9 @@ class HookedEngine(RecordingEngine):
         self.answers: list[dict[str, Any]] = []
         self.prepared = 0
 
-    def prepare(self, state: Any, calls: Sequence[Mapping[str, Any]]) -> Any:
+    def prepare(self, state: Any, calls: Sequence[Mapping[str, Any]], *terms: Any) -> Any:
         self.prepared += 1
-        return super().prepare(state, calls)
+        return super().prepare(state, calls, *terms)
 
     def predict(self, call: Any) -> Any:
         if self.before is not None:

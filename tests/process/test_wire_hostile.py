@@ -17,6 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -701,11 +702,11 @@ def test_an_unlinked_socket_is_503_or_served_and_a_restart_of_the_scorer_mends_i
         invariants(service)
 
 
-def test_a_deleted_run_directory_is_503_never_admission_without_limit() -> None:
+def test_a_deleted_run_directory_is_503_never_admission_without_limit(tmp_path: Path) -> None:
     with pair(MAX_QUEUE="3") as service:
         with spread(service, 1):
             service.post("/decide", D1)
-        service.logs = {name: ROOT.parent.parent / "tmp" / f"{service.dir.name}-{name}.log" for name in service.logs}
+        service.logs = {name: tmp_path / f"{name}.log" for name in service.logs}
         shutil.rmtree(service.dir)
         counts = never_more_than(service, 3)
         assert counts[503] > 0
@@ -717,8 +718,6 @@ def test_a_deleted_run_directory_is_503_never_admission_without_limit() -> None:
         service.start_web()
         service.wait_ready()
         never_more_than(service, 3)
-        for path in service.logs.values():
-            path.unlink(missing_ok=True)
 
 
 def test_a_slot_held_by_a_stranger_only_lowers_the_limit(service: Pair) -> None:

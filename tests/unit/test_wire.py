@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shared import jsonio, wire
 from shared.jsonio import MAX_DEPTH
-from shared.wire import CallItem, EngineInfo, Job, Limits, Reply, Request, WireError
+from shared.wire import NO_TERMS, CallItem, EngineInfo, Job, Limits, Reply, Request, Terms, WireError
 from tests.unit.strategies import TEXT, json_values
 
 REQUEST = Request("predict", "ab" * 16, "boot", 3, 59_000, "req_1")
@@ -214,6 +214,12 @@ def test_a_calls_questions_follow_its_order_and_leave_the_job_alone() -> None:
     assert job.questions[0] == CHOICE
 
 
+def test_a_jobs_terms_are_sent_only_when_there_are_any() -> None:
+    job = Job("s", [CHOICE], [[CallItem("q", 0)]], Terms(cache_salt="a salt", long_context=True))
+    assert sent(job) == job
+    assert "terms" not in json.loads(wire.encode_job(replace(job, terms=NO_TERMS)))
+
+
 @pytest.mark.parametrize("state", [None, "", 0, [], {}])
 def test_any_state_is_carried(state: Any) -> None:
     assert sent(Job(state, [CHOICE], [[CallItem("q", 0)]])).state == state
@@ -300,6 +306,9 @@ def test_an_order_over_a_question_without_named_options_is_refused(question: dic
         b'{"questions":[],"calls":[]}',
         payload(questions={}),
         payload(questions=[5]),
+        payload(terms=[]),
+        payload(terms={"cache_salt": 5}),
+        payload(terms={"long_context": 1}),
         b'{"state":NaN,"questions":[{}],"calls":[[["q",0,null]]]}',
     ],
 )

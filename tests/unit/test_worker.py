@@ -74,11 +74,11 @@ class Engine(FakeEngine):
             raise self.canary_answer
         return self.canary_answer
 
-    def prepare(self, state: Any, calls: Sequence[Any]) -> list[PreparedCall]:
+    def prepare(self, state: Any, calls: Sequence[Any], *terms: Any) -> list[PreparedCall]:
         self._note("prepare")
         if self.prepare_error is not None:
             self.fail(self.prepare_error)
-        prepared = super().prepare(state, calls)
+        prepared = super().prepare(state, calls, *terms)
         return [PreparedCall(one.input_tokens, one.prompt_sha256, (*one.payload, Tracked())) for one in prepared]
 
     def predict(self, call: PreparedCall) -> CallResult:
