@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from scorer.bench import controls, run
-from scorer.bench.answers import BrokenAnswer, numbers
+from scorer.bench.answers import numbers
 from scorer.bench.forms import Row
 from scorer.bench.plan import calls
 from scorer.bench.source import Answer, Failure, Source
+from shared.answers import BrokenAnswer
 
 __all__ = [
     "FAIL",

@@ -24,6 +24,7 @@ from scorer.bench.progress import Progress
 from scorer.bench.records import Record
 from scorer.bench.rows import Checked, InputFile
 from scorer.bench.source import Answer, Failure, Source, fingerprint
+from shared.answers import BrokenAnswer
 
 __all__ = ["FORMAT", "Options", "Outcome", "records", "run", "work"]
 
@@ -149,7 +150,7 @@ def records(row: Row, call: Call, answer: Answer) -> tuple[list[dict[str, Any]],
         question, labels = row.questions[item.field], row.labels[item.field]
         try:
             found = answers.numbers(answer.answers.get(item.name), question["type"], labels)
-        except answers.BrokenAnswer as error:
+        except BrokenAnswer as error:
             broken.append((item.field, item.ordering, str(error)))
             continue
         out.append(

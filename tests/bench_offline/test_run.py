@@ -290,7 +290,7 @@ def test_a_lost_option_a_nan_a_refusal_and_a_breakdown_are_named_counted_and_ask
         ("row-7", "decision", "invalid"),
         ("row-9", "decision", "failed"),
     ]
-    assert told[0]["message"] == "the answer's options are not exactly those asked"
+    assert told[0]["message"] == "an answer's options are not exactly those asked"
     assert told[1]["message"] == "a probability is not a finite number from 0 to 1"
     assert told[2]["message"] == "refused by rule"
     assert "caller's words" not in (out / "failures.jsonl").read_text()
