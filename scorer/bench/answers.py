@@ -12,12 +12,13 @@ __all__ = ["Numbers", "numbers"]
 
 
 class Numbers(NamedTuple):
-    """``probabilities`` in the order of the row's labels; ``score`` of score questions only."""
+    """``probabilities`` in the order of the row's labels, ``top`` the largest; ``score`` of score questions only."""
 
     probabilities: dict[str, float]
     decision: str
     score: float | None
     confidence: float
+    top: float
 
 
 def numbers(answer: Any, kind: str, labels: Sequence[str]) -> Numbers:
@@ -57,4 +58,4 @@ def numbers(answer: Any, kind: str, labels: Sequence[str]) -> Numbers:
         if not is_number(told):
             raise BrokenAnswer("a score is not a finite number")
         score = float(told)
-    return Numbers(probabilities, decision, score, confidence)
+    return Numbers(probabilities, decision, score, confidence, top)

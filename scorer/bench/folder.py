@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,7 +18,6 @@ from shared import jsonio
 
 __all__ = [
     "FAILURES",
-    "HELD_S",
     "MANIFEST",
     "RESULTS",
     "FolderError",
@@ -30,10 +28,6 @@ __all__ = [
 ]
 
 MANIFEST, RESULTS, FAILURES = "run.json", "results.jsonl", "failures.jsonl"
-
-#: Seconds of work that a kill can cost. Writing each answer of a fast engine at once would double the harness's time:
-#: 18 microseconds an answer against 9, beside the 160 that the sparrow engine takes.
-HELD_S = 0.005
 
 #: What must be the same for a run to be continued. The rest of a manifest tells what happened.
 _SAME = ("format", "source", "engine", "data", "options")
@@ -71,8 +65,6 @@ class RunFolder:
             raise FolderError(f"{path} is being written by another process") from None
         if overwrite:
             self._results.truncate(0)
-        self._held: list[Sequence[Mapping[str, Any]]] = []
-        self._due = 0.0
         self.done = Index()
         #: Bytes of a half-written last line that were cut off.
         self.cut = 0
@@ -90,21 +82,11 @@ class RunFolder:
         self._failures = (path / FAILURES).open("wb")
 
     def write(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Append the records (their fields) of one call. They are in the file, and safe from a kill, when this returns,
-        except those of the last :data:`HELD_S` seconds: with a fast engine, whose calls take less, a few calls' records
-        go together."""
-        self._held.append(records)
-        if time.monotonic() >= self._due:
-            self.flush()
-
-    def flush(self) -> None:
-        """Hand what is held to the kernel: whole calls, in one write."""
-        data = b"".join([jsonio.dumps(record) + b"\n" for records in self._held for record in records])
-        self._held.clear()
+        """Append the records (their JSON) of whole calls, in one write: safe from a kill when this returns."""
+        data = jsonio.dumps_lines(records, "row")
         # A short write is a disk that is about to be full: the next one says so.
         while data and (written := self._results.write(data)) < len(data):
             data = data[written:]
-        self._due = time.monotonic() + HELD_S
 
     def fail(self, entry: Mapping[str, Any]) -> None:
         """Append one failure."""
@@ -122,12 +104,9 @@ class RunFolder:
 
     def close(self) -> None:
         """Let go of the files."""
-        try:
-            self.flush()
-        finally:
-            self._results.close()
-            self._failures.close()
-            self.done.close()
+        self._results.close()
+        self._failures.close()
+        self.done.close()
 
     def _take_stock(self) -> None:
         """Cut a half-written last line off, and learn which answers are there."""

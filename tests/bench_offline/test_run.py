@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from scorer.bench import folder
+from scorer.bench import folder, recording
 from scorer.bench.folder import FolderError
 from scorer.bench.progress import Progress
 from scorer.bench.records import Record
@@ -431,7 +431,7 @@ def test_answers_of_a_slow_engine_are_in_the_file_as_they_come(data: Path, tmp_p
 
         def predict(self, call: Any) -> Any:
             seen.append((out / "results.jsonl").read_bytes().count(b"\n"))
-            time.sleep(2 * folder.HELD_S)
+            time.sleep(2 * recording.HELD_S)
             return super().predict(call)
 
     run_engine(Looking(), data, out)
