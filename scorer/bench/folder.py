@@ -21,9 +21,12 @@ __all__ = [
     "MANIFEST",
     "RESULTS",
     "FolderError",
+    "RecordFile",
+    "Records",
     "RunFolder",
     "differences",
     "manifest_of",
+    "placed",
     "records_of",
 ]
 
@@ -145,28 +148,73 @@ def differences(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str
     return out
 
 
-def records_of(path: Path) -> Iterator[Record]:
-    """The records of a run's folder, or of a results file, one at a time; a half-written last line is passed over.
+class RecordFile:
+    """The records of a run's folder, or of a results file, read from the disk whenever they are walked: none is kept. A
+    half-written last line is passed over.
 
-    Raises FolderError, naming the line that is no record.
+    What reads raises FolderError, naming the line that is no record.
     """
-    file = path / RESULTS if path.is_dir() else path
-    try:
-        with file.open("rb") as stream:
-            for _, _, record in _read(stream, file):
-                yield record
-    except OSError as error:
-        raise FolderError(f"{file}: {error.strerror}") from None
+
+    def __init__(self, path: Path) -> None:
+        self._file = path / RESULTS if path.is_dir() else path
+        self._open: BinaryIO | None = None
+
+    def __iter__(self) -> Iterator[Record]:
+        return (record for _, record in self.placed())
+
+    def placed(self) -> Iterator[tuple[int, Record]]:
+        """The records, each with the place at which :meth:`__getitem__` finds it again."""
+        place = 0
+        try:
+            with self._file.open("rb") as stream:
+                for _, line, record in _read(stream, self._file):
+                    yield place, record
+                    place += len(line)
+        except OSError as error:
+            raise FolderError(f"{self._file}: {error.strerror}") from None
+
+    def __getitem__(self, place: int) -> Record:
+        try:
+            if self._open is None:
+                self._open = self._file.open("rb")
+            self._open.seek(place)
+            line = self._open.readline()
+        except OSError as error:
+            raise FolderError(f"{self._file}: {error.strerror}") from None
+        return _record(line, f"{self._file}, byte {place}")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._open is not None:
+            self._open.close()
+
+
+#: What the measures read: a run's file, or records in memory.
+Records = Sequence[Record] | RecordFile
+
+
+def records_of(path: Path) -> Iterator[Record]:
+    """The records of :class:`RecordFile`, once."""
+    return iter(RecordFile(path))
+
+
+def placed(records: Records) -> Iterator[tuple[int, Record]]:
+    """The records, each with what finds it again: ``records[place]``."""
+    return records.placed() if isinstance(records, RecordFile) else enumerate(records)
 
 
 def _read(stream: BinaryIO, name: Path) -> Iterator[tuple[int, bytes, Record]]:
     for number, line in enumerate(stream, 1):
         if not line.endswith(b"\n"):
             return
-        try:
-            yield number, line, Record.from_json(jsonio.loads_ours(line))
-        except (jsonio.InvalidJSON, RecordError) as error:
-            raise FolderError(f"{name}:{number}: {error}") from None
+        yield number, line, _record(line, f"{name}:{number}")
+
+
+def _record(line: bytes, where: str) -> Record:
+    try:
+        return Record.from_json(jsonio.loads_ours(line))
+    except (jsonio.InvalidJSON, RecordError) as error:
+        raise FolderError(f"{where}: {error}") from None
 
 
 def _is_foreign(entry: Path) -> bool:

@@ -365,7 +365,11 @@ def test_names_are_refused_exactly_when_one_repeats(pairs: list[tuple[str, int]]
     [
         [],
         [{"row": 1}],
-        [{"row": "a", "p": {"row": 0.5, 'x"},{"row":': 1}}, {"row": '},{"row":', "l": ["},{", '"row":']}, {"row": None}],
+        [
+            {"row": "a", "p": {"row": 0.5, 'x"},{"row":': 1}},
+            {"row": '},{"row":', "l": ["},{", '"row":']},
+            {"row": None},
+        ],
         [{"row": "é", "l": []}, {"row": {"row": {}}}],
     ],
 )
