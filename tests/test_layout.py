@@ -230,6 +230,7 @@ def test_error_statuses_stand_in_the_table_of_errors_alone() -> None:
     [
         "web/plan.py",
         "web/assemble.py",
+        "web/decisions.py",
         "web/jev.py",
         "web/errors.py",
         "scorer/recovery.py",
