@@ -75,11 +75,16 @@ def test_choices_and_levels_in_the_engines_terms(service: Local) -> None:
     answered(
         service,
         choice({"value": "a", "description": "first"}, {"value": True}, {"value": "", "description": None}),
-        score("low", {"label": "high", "description": "on fire"}, {"label": "n", "description": None}),
+        score(
+            "low",
+            {"label": "high", "description": "on fire"},
+            {"label": "n", "description": None},
+            {"label": "e", "description": ""},
+        ),
     )
     asked = [call["questions"]["q"]["criteria"] for call in service.engine.calls]
     assert list(asked[0].items()) == [("a", "first"), ("true", ""), ("", "")]
-    assert asked[1] == ["low", "high: on fire", "n"]
+    assert asked[1] == ["low", "high: on fire", "n", "e"]
 
 
 @pytest.mark.parametrize("name", ["prompt_cache_key", "prompt_cache_options", "safety_identifier", "cache_salt"])

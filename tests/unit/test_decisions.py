@@ -163,6 +163,18 @@ def verdict(sent: Any) -> dict[str, Any] | None:
     return None
 
 
+def test_an_engines_lower_limits_hold_here_too() -> None:
+    schema = decisions_schema(Limits(request_questions=2, options=3, levels=4))
+    load(schema, body(choice(*"abc"), score(*"abcd")))
+    for sent, param in (
+        (body(P, P, P), "questions"),
+        (body(choice(*"abcd")), "questions.0.choices"),
+        (body(score(*"abcde")), "questions.0.levels"),
+    ):
+        with pytest.raises(Invalid, match=f"^{param}: must have"):
+            load(schema, sent)
+
+
 def test_the_full_body_is_taken() -> None:
     assert verdict(FULL) is None
     assert verdict(O1) is None
