@@ -177,9 +177,8 @@ class SparrowEngine:
     def predict(self, call: PreparedCall) -> CallResult:
         """Score one call. The first of a request pools the state, the others find it pooled: ``cached_tokens`` says so.
 
-        Small calls of one request are scored together, so the time of the first is the time of all.
-
-        Raises :class:`NonFiniteForward`.
+        Small calls of one request are scored together, so the time of the first is the time of all. Raises
+        :class:`NonFiniteForward`.
         """
         request, first, asked = call.payload
         text = request.text
