@@ -1,16 +1,16 @@
-"""What the dialects' schemas share: rules with a type name, strict fields, and the way from marshmallow's errors to
-ours."""
+"""What the dialects' schemas share: rules with a type name, strict fields, the way from marshmallow's errors to ours,
+and the way to JSON Schema (2020-12), which every field writes beside the rule that it checks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from marshmallow import EXCLUDE, Schema, ValidationError, fields
 
 from web.errors import Invalid, Problem
 
-__all__ = ["List", "Rule", "StrictSchema", "String", "Text", "load", "required"]
+__all__ = ["List", "Rule", "StrictSchema", "String", "Text", "describe", "load", "required", "text_schema"]
 
 
 class Rule(str):
@@ -43,7 +43,12 @@ def required(null: Rule) -> dict[str, Any]:
 
 
 class StrictSchema(Schema):
-    """Base of every schema: unknown names are ignored, a body that is not an object is a ``dict_type``."""
+    """Base of every schema: unknown names are ignored, a body that is not an object is a ``dict_type``.
+
+    ``json_rules`` are the JSON Schema keywords for what its fields do not say by themselves.
+    """
+
+    json_rules: ClassVar[Mapping[str, Any]] = {}
 
     class Meta:  # noqa: D106 (marshmallow's own name)
         unknown = EXCLUDE
@@ -65,6 +70,10 @@ class String(fields.Field[str]):
             raise ValidationError(NONEMPTY)
         return value
 
+    def json_schema(self) -> dict[str, Any]:
+        """The rule as JSON Schema."""
+        return {"type": "string", "minLength": 1} if self._nonempty else {"type": "string"}
+
 
 class Text(fields.Field[Any]):
     """A string, an object or an array, passed on as it is; ``nonempty`` refuses ``""``, ``{}`` and ``[]``."""
@@ -79,6 +88,10 @@ class Text(fields.Field[Any]):
         if self._nonempty and not value:
             raise ValidationError(NONEMPTY)
         return value
+
+    def json_schema(self) -> dict[str, Any]:
+        """The rule as JSON Schema."""
+        return text_schema(self._nonempty)
 
 
 class List(fields.Field[list[Any]]):
@@ -95,6 +108,44 @@ class List(fields.Field[list[Any]]):
             raise ValidationError(LIST)
         check_size(len(value), self._least, self._most)
         return load_each(self._schema, enumerate(value))
+
+    def json_schema(self) -> dict[str, Any]:
+        """The rule as JSON Schema."""
+        most = {} if self._most is None else {"maxItems": self._most}
+        return {"type": "array", "items": describe(self._schema), "minItems": self._least, **most}
+
+
+def text_schema(nonempty: bool = False) -> dict[str, Any]:
+    """JSON Schema of a :class:`Text`; each of the least sizes holds for its own type alone."""
+    least = {"minLength": 1, "minProperties": 1, "minItems": 1} if nonempty else {}
+    return {"type": ["string", "object", "array"], **least}
+
+
+def describe(rule: Schema | fields.Field[Any]) -> dict[str, Any]:
+    """A schema or one field as JSON Schema: types, limits and words as the very objects hold them that check a body.
+
+    Raises TypeError for a field that has no ``json_schema`` of its own: nothing may be left out in silence.
+    """
+    if isinstance(rule, Schema):
+        properties = {name: describe(field) for name, field in rule.fields.items()}
+        needed = [name for name, field in rule.fields.items() if field.required]
+        found: dict[str, Any] = {"type": "object", "properties": properties}
+        return {**found, **({"required": needed} if needed else {}), **getattr(rule, "json_rules", {})}
+    if type(rule) is fields.Raw:
+        return {}  # any value
+    if not hasattr(rule, "json_schema"):
+        raise TypeError(f"{type(rule).__name__} has no json_schema")
+    schema: dict[str, Any] = rule.json_schema()
+    return _or_null(schema) if rule.allow_none else schema
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    if "enum" in schema:
+        return {**schema, "enum": [*schema["enum"], *([] if None in schema["enum"] else [None])]}
+    kinds = schema["type"]
+    if kinds == "null":
+        return schema
+    return {**schema, "type": [*(kinds if isinstance(kinds, list) else [kinds]), "null"]}
 
 
 def check_size(size: int, least: int, most: int | None, what: str = "items") -> None:

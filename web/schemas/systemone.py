@@ -7,13 +7,14 @@ reaches the engine.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 from marshmallow import Schema, ValidationError, fields, missing
 
 from shared.wire import Limits
-from web.schemas.base import LIST, OBJECT, TEXT, Rule, StrictSchema, Text, check_size, required
+from web.schemas.base import LIST, OBJECT, TEXT, Rule, StrictSchema, Text, check_size, describe, required, text_schema
 
 __all__ = ["JEV_OPTIONS", "schema_for"]
 
@@ -28,6 +29,21 @@ _UNTAGGED = Rule("union_tag_not_found", "must have a type")
 _UNKNOWN_TYPE = Rule("union_tag_invalid", "must have the type noul, choice or score")
 _NO_BOX = Rule("union_tag_invalid", "box questions need an image, and images are not supported")
 
+# JSON Schema of a text or null, of a value that says nothing, and of what _check_noul asks for. A side's name counts in
+# any case of its letters, for which JSON Schema has no flag.
+_ANY_TEXT = {"type": ["string", "object", "array", "null"]}
+_SILENT: dict[str, Any] = {"enum": [None, False, 0, "", [], {}]}
+_SIDE = "|".join("".join(f"[{c}{c.upper()}]" if c.isalpha() else c for c in side) for side in sorted(_SIDES))
+_NOUL_RULE = {
+    "anyOf": [
+        {"required": ["instructions"], "properties": {"instructions": {"not": _SILENT}}},
+        {
+            "required": ["criteria"],
+            "properties": {"criteria": {"type": "object", "not": {"patternProperties": {f"^({_SIDE})$": _SILENT}}}},
+        },
+    ]
+}
+
 
 class _Unsupported(fields.Field[Any]):
     """Refuses anything but null and the ``empty`` values that mean none (design §5, wire/systemone.md §10, row 19)."""
@@ -40,6 +56,10 @@ class _Unsupported(fields.Field[Any]):
         if value not in self._empty:
             raise ValidationError(Rule("value_error", "images not supported"))
         return None
+
+    def json_schema(self) -> dict[str, Any]:
+        """The rule as JSON Schema."""
+        return {"enum": list(self._empty)}
 
 
 class _NoulSides(fields.Field[Any]):
@@ -57,6 +77,10 @@ class _NoulSides(fields.Field[Any]):
         if errors:
             raise ValidationError(errors)
         return value
+
+    def json_schema(self) -> dict[str, Any]:
+        """The rule as JSON Schema."""
+        return {"type": "object", "properties": {"true": _ANY_TEXT, "false": _ANY_TEXT}, "additionalProperties": False}
 
 
 class _Options(fields.Field[Any]):
@@ -79,6 +103,10 @@ class _Options(fields.Field[Any]):
             raise ValidationError(errors)
         return value
 
+    def json_schema(self) -> dict[str, Any]:
+        """The rule as JSON Schema."""
+        return {"type": "object", "minProperties": 1, "maxProperties": self._most, "additionalProperties": _ANY_TEXT}
+
 
 class _Levels(fields.Field[Any]):
     """A list of texts, lowest first; a map is refused, so is a null level."""
@@ -97,6 +125,10 @@ class _Levels(fields.Field[Any]):
         if errors:
             raise ValidationError(errors)
         return value
+
+    def json_schema(self) -> dict[str, Any]:
+        """The rule as JSON Schema."""
+        return {"type": "array", "minItems": 1, "maxItems": self._most, "items": text_schema()}
 
 
 class _Questions(fields.Field[Any]):
@@ -122,7 +154,20 @@ class _Questions(fields.Field[Any]):
             raise ValidationError(errors)
         return loaded
 
+    def json_schema(self) -> dict[str, Any]:
+        """The rule as JSON Schema."""
+        return {
+            "type": "object",
+            "minProperties": 1,
+            "maxProperties": self._most,
+            "propertyNames": {"minLength": 1},
+            "additionalProperties": {"anyOf": self._question_schemas()},
+        }
+
     def _question(self, question: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _question_schemas(self) -> list[dict[str, Any]]:
         raise NotImplementedError
 
     @staticmethod
@@ -145,6 +190,17 @@ def _check_noul(question: dict[str, Any]) -> None:
         raise ValidationError({"instructions": [Rule("value_error", "a noul needs instructions or a described side")]})
 
 
+def _of_type(kind: str, needed: Sequence[str] = (), **properties: Any) -> dict[str, Any]:
+    """JSON Schema of a question of one type."""
+    rule = _NOUL_RULE if kind == "noul" else {}
+    return {
+        "type": "object",
+        "required": ["type", *needed],
+        "properties": {"type": {"const": kind}, **properties},
+        **rule,
+    }
+
+
 class _NativeQuestions(_Questions):
     """The question passes on untouched, whatever else it holds: the engine's own validation decides."""
 
@@ -163,6 +219,11 @@ class _NativeQuestions(_Questions):
             except ValidationError as error:
                 raise ValidationError({"criteria": error.messages}) from None
         return dict(question)
+
+    def _question_schemas(self) -> list[dict[str, Any]]:
+        most = self._most_options
+        criteria = {"minProperties": 1, "maxProperties": most, "minItems": 1, "maxItems": most}
+        return [_of_type(kind) if kind == "noul" else _of_type(kind, criteria=criteria) for kind in _TYPES]
 
 
 class _JevQuestions(_Questions):
@@ -193,6 +254,13 @@ class _JevQuestions(_Questions):
         if kind == "noul":
             _check_noul(loaded)
         return loaded
+
+    def _question_schemas(self) -> list[dict[str, Any]]:
+        instructions = describe(self._instructions)
+        return [
+            _of_type(kind, ["criteria"] * field.required, instructions=instructions, criteria=describe(field))
+            for kind, field in self._criteria.items()
+        ]
 
 
 class _SystemOne(StrictSchema):
