@@ -21,6 +21,8 @@ WORDS = (
 NUMBERS = (0, 1, -1, 2, 15, 16, 17, 255, 256, 400, 2**31, 2**53, 2**63, 10**30, 0.0, -0.0, 0.5, 1e308, 5e-324, 1.0)
 #: Sizes at the schemas' own bounds.
 SIZES = (0, 1, 2, 3, 4, 5, 10, 11, 16, 17, 64, 65)
+#: An edit may multiply what earlier ones multiplied.
+_MOST_PLACES = 1500
 
 
 class Program:
@@ -52,7 +54,7 @@ class Program:
 
     def value(self, depth: int = 0) -> Any:
         """Any JSON value."""
-        kind = self.byte() % (10 if depth < 4 else 6)
+        kind = self.byte() % (10 if depth == 0 else 8 if depth < 4 else 6)
         if kind < 3:
             return self.pick((None, True, False))
         if kind == 3:
@@ -73,6 +75,8 @@ class Program:
         root = [copy.deepcopy(good)]
         for _ in range(min(most, self.left // 2)):
             places = list(_places(root))
+            if len(places) > _MOST_PLACES:
+                break
             container, key = places[(self.byte() * 256 + self.byte()) % len(places)]
             act = self.byte() % 4
             if act == 0 and container is not root:
