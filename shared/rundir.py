@@ -1,4 +1,4 @@
-"""The run directory: where both tiers meet (socket, slot file, lock file)."""
+"""The run directory: where both tiers meet (socket, slot files, lock file)."""
 
 from __future__ import annotations
 
@@ -61,6 +61,11 @@ class RunDir:
     def slots(self) -> Path:
         """The slot file (see :mod:`shared.slots`)."""
         return self.path / "slots"
+
+    @property
+    def decision_slots(self) -> Path:
+        """The slot file of the decision routes' own cap."""
+        return self.path / "decision-slots"
 
     def lock_scorer(self) -> int:
         """Claim the directory for one scorer; returns the descriptor that holds the claim for life.

@@ -5,6 +5,7 @@ contract: at most 16 questions a call, never two orderings of one decision in on
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import jsonschema_rs
@@ -14,16 +15,23 @@ from shared import jsonio, wire
 from shared.wire import Job, Limits
 from tests.fuzz.program import Program
 from tests.harness import D1, S1, SHARED1, decision
+from web.decisions import plain_question as decisions_question
+from web.decisions import state_of
 from web.errors import Invalid, render
 from web.jev import plain_question
 from web.openapi import document
 from web.plan import Plan, plan_decisions, plan_independent, plan_joint
 from web.schemas.base import load
+from web.schemas.decisions import decisions_schema
 from web.schemas.semif import check_rows, decide_schema, shared_schema
 from web.schemas.systemone import schema_for
 
 #: Rules that JSON Schema cannot say; the document tells them in words.
-UNSAID = ("option ids must be unique in a decision", "decision ids must be unique in a request")
+UNSAID = re.compile(
+    r"option ids must be unique in a decision|decision ids must be unique in a request"
+    # /v1/decisions: choices that read alike; the bounds of input_json.
+    r"|would merge with the value of choice \d+|must not be nested deeper|must have at most \d+ (values|bytes)"
+)
 MOST_ROWS = 64
 
 _limits = Limits()
@@ -32,7 +40,20 @@ SCHEMAS: dict[str, Schema] = {
     "DecideShared": shared_schema(16),
     "SystemOneJev": schema_for("jev", _limits, _limits.options),
     "SystemOneNative": schema_for("native", _limits, _limits.options),
+    "Decisions": decisions_schema(_limits),
 }
+_message = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "t"}]}
+_data = {"role": "user", "content": [{"type": "input_json", "data": [{"a": {}}]}, {"type": "input_text", "text": ""}]}
+_asked = [
+    {"type": "choice", "instructions": "?", "choices": [{"value": "a", "description": None}, {"value": True}]},
+    {
+        "type": "score",
+        "name": None,
+        "instructions": "?",
+        "levels": [{"label": "l"}, {"label": "h", "description": "d"}],
+    },
+    {"type": "predicate", "name": "n", "instructions": [{"type": "input_text", "text": "?"}]},
+]
 GOOD: dict[str, list[Any]] = {
     "Decide": [D1, {**D1, "orderings": "all"}, {**D1, "orderings": "rotations", "workload": None}],
     "DecideShared": [
@@ -42,10 +63,22 @@ GOOD: dict[str, list[Any]] = {
     ],
     "SystemOneJev": [S1, {"state": "", "questions": {"q": {"type": "noul", "criteria": {"true": "t", "false": None}}}}],
     "SystemOneNative": [S1, {"state": "s", "questions": {"q": {"type": "noul", "criteria": {"Yes": "t"}}}}],
+    "Decisions": [
+        {"model": "m", "input": "text", "questions": _asked},
+        {
+            "model": "m",
+            "input": [_message, _data],
+            "questions": _asked[:1],
+            "cache_salt": "s",
+            "safety_identifier": None,
+        },
+    ],
 }
 NAMES = tuple(SCHEMAS)
 
-SEEDS = [bytes([name, body, *edits]) for name in range(4) for body in range(3) for edits in ((), range(1, 40))]
+SEEDS = [
+    bytes([name, body, *edits]) for name in range(len(SCHEMAS)) for body in range(3) for edits in ((), range(1, 40))
+]
 
 _components = document()["components"]
 _documented = {
@@ -71,13 +104,14 @@ def check_body(name: str, body: Any) -> None:
     else:
         refusal = None
     if refusal:
-        for path in ("/decide", "/v1/systemone"):
+        for path in ("/decide", "/v1/systemone", "/v1/decisions"):
             jsonio.loads(render(refusal, path)[2])
-        unsaid = all(problem.msg in UNSAID for problem in refusal.problems)
+        unsaid = all(UNSAID.search(problem.msg) for problem in refusal.problems)
         assert not documented or unsaid, (name, body, refusal.message)
     else:
         assert documented, (name, body)
         assert load(SCHEMAS[name], loaded) == loaded, (name, body)
+        assert _documented[name].is_valid(loaded)
         check_plan(name, loaded)
     assert repr(body) == repr(before), "the caller's body was changed"
 
@@ -85,6 +119,9 @@ def check_body(name: str, body: Any) -> None:
 def check_plan(name: str, loaded: dict[str, Any]) -> None:
     if name == "SystemOneJev":
         plan = plan_independent(loaded["state"], [plain_question(one) for one in loaded["questions"].values()])
+        assert plan.questions_per_call == [1] * len(loaded["questions"])
+    elif name == "Decisions":
+        plan = plan_independent(state_of(loaded["input"]), [decisions_question(one) for one in loaded["questions"]])
         assert plan.questions_per_call == [1] * len(loaded["questions"])
     elif name == "SystemOneNative":
         plan = plan_joint(loaded["state"], loaded["questions"])

@@ -12,10 +12,12 @@ NAMES = (
     *("id", "state", "question", "options", "description", "orderings", "workload", "decisions", "questions", "type"),
     *("criteria", "instructions", "images", "assets", "model", "true", "false", "yes", "YES", "No", "0", "1"),
     *("v", "op", "boot_id", "slot", "budget_ms", "request_id", "status", "message", "queue_ms", "score_ms", "calls"),
+    *("input", "role", "content", "text", "data", "choices", "value", "levels", "label", "name", "joint"),
     *("terms", "cache_salt", "long_context", "_schema", "__proto__", "", " ", "a", "b", "é", "\U0001f600", "\x00"),
 )
 WORDS = (
     *("noul", "choice", "score", "box", "none", "rotations", "all", "", "a", "b", "billing", "tech", "d1", "x" * 300),
+    *("predicate", "message", "user", "input_text", "input_json", "input_image", "system", "true"),
     *("predict", "ok", "\x00", "\u2028", "\U0001f600", "NaN", "0123456789abcdef" * 2),
 )
 NUMBERS = (0, 1, -1, 2, 15, 16, 17, 255, 256, 400, 2**31, 2**53, 2**63, 10**30, 0.0, -0.0, 0.5, 1e308, 5e-324, 1.0)

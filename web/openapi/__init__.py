@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from shared import jsonio
 from shared.wire import Limits
 from web.errors import KINDS, ApiError, render
 from web.openapi.answers import ANSWERS
 from web.openapi.operations import OPERATIONS, Operation
-from web.schemas.base import describe
+from web.schemas.decisions import decisions_schema
+from web.schemas.described import describe
 from web.schemas.semif import MAX_OPTIONS, decide_schema, shared_schema
 from web.schemas.systemone import schema_for
 
@@ -71,6 +73,7 @@ def _requests() -> dict[str, Any]:
         "DecideShared": shared_schema(MAX_OPTIONS),
         "SystemOneJev": schema_for("jev", limits, limits.options),
         "SystemOneNative": schema_for("native", limits, limits.options),
+        "Decisions": decisions_schema(limits),
     }
     return {name: describe(schema) for name, schema in found.items()}
 
@@ -90,23 +93,30 @@ def _operation(operation: Operation, responses: dict[str, Any]) -> dict[str, Any
     found["responses"] = {"200": success}
     by_status: dict[int, list[str]] = {}
     for kind in operation.errors:
-        by_status.setdefault(KINDS[kind].status, []).append(kind)
+        by_status.setdefault(render(ApiError(kind, ""), operation.path)[0], []).append(kind)
     for status, kinds in sorted(by_status.items()):
-        name = "-or-".join(kinds) + ("-v1" if operation.path.startswith("/v1/") else "")
-        responses.setdefault(name, _error(kinds, operation.path))
+        name, response = _error(kinds, operation.path)
+        responses.setdefault(name, response)
         found["responses"][str(status)] = {"$ref": f"#/components/responses/{name}"}
     return found
 
 
-def _error(kinds: list[str], path: str) -> dict[str, Any]:
-    """The response of one status, shaped and headed as :func:`web.errors.render` does it."""
-    _, headers, _ = render(ApiError(kinds[0], ""), path)
-    schema = "Error" if not path.startswith("/v1/") else "JevInvalid" if kinds == ["invalid_request"] else "JevError"
-    code = {"properties": {"error": {"properties": {"code": {"enum": kinds}}}}}
-    return {
+def _error(kinds: list[str], path: str) -> tuple[str, dict[str, Any]]:
+    """The response of one status, shaped and headed as :func:`web.errors.render` does it, and its component's name."""
+    _, headers, raw = render(ApiError(kinds[0], ""), path)
+    body = jsonio.loads(raw)
+    schema: dict[str, Any] = {}
+    if "type" in body["error"]:
+        form = "OpenAIError"  # whose codes are finer than ours
+    else:
+        form = "Error" if "detail" not in body else "JevError" if "error_type" in body["detail"] else "JevInvalid"
+        codes = [KINDS[kind].code for kind in kinds]
+        schema = {"properties": {"error": {"properties": {"code": {"enum": codes}}}}}
+    name = "-or-".join(kinds) + {"Error": "", "OpenAIError": "-openai"}.get(form, "-jev")
+    return name, {
         "description": " or ".join(kinds),
         "headers": _headers([*_ALWAYS, *(name for name, _ in headers)]),
-        "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}", **code}}},
+        "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{form}", **schema}}},
     }
 
 

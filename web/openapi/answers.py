@@ -17,6 +17,7 @@ __all__ = ["ANSWERS"]
 Json = dict[str, Any]
 
 STRING: Json = {"type": "string"}
+STRING_OR_NULL: Json = {"type": ["string", "null"]}
 NUMBER: Json = {"type": "number"}
 COUNT: Json = {"type": "integer", "minimum": 0}
 SECONDS: Json = {"type": "number", "minimum": 0}
@@ -66,6 +67,14 @@ ANSWERS: Json = {
     "JevInvalid": _record(
         error=_ERROR,
         detail=_list(_record(loc=_list({"type": ["string", "integer"]}), msg=STRING, type=STRING)),
+    ),
+    "OpenAIError": _record(
+        error=_record(
+            message=STRING,
+            type={"enum": ["invalid_request_error", "rate_limit_error", "server_error"]},
+            param=STRING_OR_NULL,
+            code=STRING_OR_NULL,
+        )
     ),
     "NativeChoice": _record(type={"const": "choice"}, choice=STRING, confidence=SHARE, probabilities=SHARES),
     "NativeNoul": _record(type={"const": "noul"}, noul=SHARE, confidence=SHARE, probabilities=SHARES),
@@ -129,6 +138,32 @@ ANSWERS: Json = {
         },
         usage=OBJECT,
     ),
+    "DecisionsPredicate": _record(type={"const": "predicate"}, name=STRING_OR_NULL, probability=SHARE),
+    "DecisionsChoice": _record(
+        type={"const": "choice"},
+        name=STRING_OR_NULL,
+        choice={"type": ["string", "boolean"]},
+        confidence=SHARE,
+        probabilities=_list(_record(value={"type": ["string", "boolean"]}, probability=SHARE)),
+    ),
+    "DecisionsScore": _record(
+        type={"const": "score"},
+        name=STRING_OR_NULL,
+        score={"type": "number", "minimum": 0},
+        confidence=SHARE,
+        probabilities=_list(_record(value=COUNT, label=STRING, probability=SHARE)),
+    ),
+    "DecisionsResult": _record(
+        model=STRING,
+        answers=_list({"anyOf": [_ref("DecisionsPredicate"), _ref("DecisionsChoice"), _ref("DecisionsScore")]}),
+        usage=_record(
+            input_tokens=COUNT,
+            input_tokens_details=_record(cached_tokens=COUNT, cache_write_tokens=COUNT),
+            output_tokens=COUNT,
+            output_tokens_details=_record(reasoning_tokens=COUNT),
+            total_tokens=COUNT,
+        ),
+    ),
     "Models": _record(
         models=_list(_record(name=STRING, description=STRING, release_date=STRING)),
         object={"const": "list"},
@@ -153,6 +188,9 @@ ANSWERS: Json = {
             max_options=COUNT,
             max_levels=COUNT,
         ),
+        decisions=_record(max_questions=COUNT, max_options=COUNT, max_levels=COUNT, images=STRING, max_tokens=COUNT),
+        max_concurrent_decisions=COUNT,
+        decisions_in_progress={"type": ["integer", "null"]},
         engine=STRING,
         served_model=STRING,
         device=STRING,

@@ -60,6 +60,15 @@ OPERATIONS = (
         body=("SystemOneJev", "SystemOneNative"),
     ),
     Operation(
+        "POST",
+        "/v1/decisions",
+        "decisions",
+        "OpenAI's decisions, for text; names that the grammar does not have are refused",
+        ("DecisionsResult",),
+        ("model_not_found", *_GUARD, *_SCORING, "overloaded"),
+        body=("Decisions",),
+    ),
+    Operation(
         "GET",
         "/v1/models",
         "models",

@@ -1,5 +1,5 @@
-"""What the dialects' schemas share: rules with a type name, strict fields, the way from marshmallow's errors to ours,
-and the way to JSON Schema (2020-12), which every field writes beside the rule that it checks."""
+"""What the dialects' schemas share: rules with a type name, strict fields, and the way from marshmallow's errors to
+ours. Every field also writes its rule as JSON Schema, beside the code that checks it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,18 @@ from typing import Any, ClassVar
 from marshmallow import EXCLUDE, Schema, ValidationError, fields
 
 from web.errors import Invalid, Problem
+from web.schemas.described import describe, text_schema
 
-__all__ = ["List", "Rule", "StrictSchema", "String", "Text", "describe", "load", "required", "text_schema"]
+__all__ = [
+    "List",
+    "Rule",
+    "StrictSchema",
+    "String",
+    "Text",
+    "cache_salt",
+    "load",
+    "required",
+]
 
 
 class Rule(str):
@@ -57,22 +67,27 @@ class StrictSchema(Schema):
 
 
 class String(fields.Field[str]):
-    """A string, exactly; ``nonempty`` refuses ``""`` (white space is kept and counts, as in SemIf)."""
+    """A string, exactly; ``nonempty`` refuses ``""`` (white space is kept and counts, as in SemIf); ``most`` is its
+    greatest length in characters."""
 
-    def __init__(self, *, nonempty: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *, nonempty: bool = False, most: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._nonempty = nonempty
+        self._most = most
 
     def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> str:
         if not isinstance(value, str):
             raise ValidationError(STRING)
         if self._nonempty and not value:
             raise ValidationError(NONEMPTY)
+        if self._most is not None and len(value) > self._most:
+            raise ValidationError(Rule("too_long", f"must have at most {self._most} characters"))
         return value
 
     def json_schema(self) -> dict[str, Any]:
         """The rule as JSON Schema."""
-        return {"type": "string", "minLength": 1} if self._nonempty else {"type": "string"}
+        bounds = {"minLength": 1 if self._nonempty else None, "maxLength": self._most}
+        return {"type": "string", **{name: bound for name, bound in bounds.items() if bound is not None}}
 
 
 class Text(fields.Field[Any]):
@@ -115,37 +130,10 @@ class List(fields.Field[list[Any]]):
         return {"type": "array", "items": describe(self._schema), "minItems": self._least, **most}
 
 
-def text_schema(nonempty: bool = False) -> dict[str, Any]:
-    """JSON Schema of a :class:`Text`; each of the least sizes holds for its own type alone."""
-    least = {"minLength": 1, "minProperties": 1, "minItems": 1} if nonempty else {}
-    return {"type": ["string", "object", "array"], **least}
-
-
-def describe(rule: Schema | fields.Field[Any]) -> dict[str, Any]:
-    """A schema or one field as JSON Schema: types, limits and words as the very objects hold them that check a body.
-
-    Raises TypeError for a field that has no ``json_schema`` of its own: nothing may be left out in silence.
-    """
-    if isinstance(rule, Schema):
-        properties = {name: describe(field) for name, field in rule.fields.items()}
-        needed = [name for name, field in rule.fields.items() if field.required]
-        found: dict[str, Any] = {"type": "object", "properties": properties}
-        return {**found, **({"required": needed} if needed else {}), **getattr(rule, "json_rules", {})}
-    if type(rule) is fields.Raw:
-        return {}  # any value
-    if not hasattr(rule, "json_schema"):
-        raise TypeError(f"{type(rule).__name__} has no json_schema")
-    schema: dict[str, Any] = rule.json_schema()
-    return _or_null(schema) if rule.allow_none else schema
-
-
-def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    if "enum" in schema:
-        return {**schema, "enum": [*schema["enum"], *([] if None in schema["enum"] else [None])]}
-    kinds = schema["type"]
-    if kinds == "null":
-        return schema
-    return {**schema, "type": [*(kinds if isinstance(kinds, list) else [kinds]), "null"]}
+def cache_salt() -> String:
+    """The field of that name on both decision routes: null as absent, else a string of 1 to 128 characters, vLLM's own
+    bound (wire/decisions.md §12). An empty one is most likely a gateway's mistake, and would share the cache."""
+    return String(nonempty=True, most=128, allow_none=True)
 
 
 def check_size(size: int, least: int, most: int | None, what: str = "items") -> None:

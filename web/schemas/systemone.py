@@ -7,59 +7,56 @@ reaches the engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 from marshmallow import Schema, ValidationError, fields, missing
 
+from shared import jsonio
 from shared.wire import Limits
-from web.schemas.base import LIST, OBJECT, TEXT, Rule, StrictSchema, Text, check_size, describe, required, text_schema
+from web.schemas.base import (
+    LIST,
+    OBJECT,
+    TEXT,
+    Rule,
+    StrictSchema,
+    Text,
+    cache_salt,
+    check_size,
+    required,
+)
+from web.schemas.described import ANY_TEXT, SIDES, describe, question_schema, text_schema
 
 __all__ = ["JEV_OPTIONS", "schema_for"]
 
 #: Jev's own bounds; an engine's may be lower (wire/systemone.md §2.5).
 JEV_OPTIONS, JEV_LEVELS, JEV_QUESTIONS = 255, 10, 400
 
-#: Names of a noul's sides that engines know (engine/intern-decision.md §1.5).
-_SIDES = frozenset({"yes", "true", "1", "no", "false", "0"})
 _TYPES = ("noul", "choice", "score")
 _TEXT_OR_NULL = Rule("union_type", "must be a string, an object, an array or null")
 _UNTAGGED = Rule("union_tag_not_found", "must have a type")
 _UNKNOWN_TYPE = Rule("union_tag_invalid", "must have the type noul, choice or score")
 _NO_BOX = Rule("union_tag_invalid", "box questions need an image, and images are not supported")
 
-# JSON Schema of a text or null, of a value that says nothing, and of what _check_noul asks for. A side's name counts in
-# any case of its letters, for which JSON Schema has no flag.
-_ANY_TEXT = {"type": ["string", "object", "array", "null"]}
-_SILENT: dict[str, Any] = {"enum": [None, False, 0, "", [], {}]}
-_SIDE = "|".join("".join(f"[{c}{c.upper()}]" if c.isalpha() else c for c in side) for side in sorted(_SIDES))
-_NOUL_RULE = {
-    "anyOf": [
-        {"required": ["instructions"], "properties": {"instructions": {"not": _SILENT}}},
-        {
-            "required": ["criteria"],
-            "properties": {"criteria": {"type": "object", "not": {"patternProperties": {f"^({_SIDE})$": _SILENT}}}},
-        },
-    ]
-}
-
 
 class _Unsupported(fields.Field[Any]):
     """Refuses anything but null and the ``empty`` values that mean none (design §5, wire/systemone.md §10, row 19)."""
 
-    def __init__(self, empty: list[Any], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._empty = empty
+    def __init__(self, empty: list[Any], message: str, **kwargs: Any) -> None:
+        super().__init__(allow_none=True, **kwargs)
+        self._values = empty
+        # As JSON: to Python 0 and False are equal.
+        self._empty = {jsonio.dumps(value) for value in empty}
+        self._rule = Rule("value_error", message)
 
     def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> Any:
-        if value not in self._empty:
-            raise ValidationError(Rule("value_error", "images not supported"))
+        if jsonio.dumps(value) not in self._empty:
+            raise ValidationError(self._rule)
         return None
 
     def json_schema(self) -> dict[str, Any]:
         """The rule as JSON Schema."""
-        return {"enum": list(self._empty)}
+        return {"enum": self._values}
 
 
 class _NoulSides(fields.Field[Any]):
@@ -80,7 +77,7 @@ class _NoulSides(fields.Field[Any]):
 
     def json_schema(self) -> dict[str, Any]:
         """The rule as JSON Schema."""
-        return {"type": "object", "properties": {"true": _ANY_TEXT, "false": _ANY_TEXT}, "additionalProperties": False}
+        return {"type": "object", "properties": {"true": ANY_TEXT, "false": ANY_TEXT}, "additionalProperties": False}
 
 
 class _Options(fields.Field[Any]):
@@ -105,7 +102,7 @@ class _Options(fields.Field[Any]):
 
     def json_schema(self) -> dict[str, Any]:
         """The rule as JSON Schema."""
-        return {"type": "object", "minProperties": 1, "maxProperties": self._most, "additionalProperties": _ANY_TEXT}
+        return {"type": "object", "minProperties": 1, "maxProperties": self._most, "additionalProperties": ANY_TEXT}
 
 
 class _Levels(fields.Field[Any]):
@@ -185,20 +182,9 @@ class _Questions(fields.Field[Any]):
 def _check_noul(question: dict[str, Any]) -> None:
     """A noul asks something: instructions, or at least one side described (design §5)."""
     criteria = question.get("criteria")
-    described = isinstance(criteria, dict) and any(criteria[side] for side in criteria if side.lower() in _SIDES)
+    described = isinstance(criteria, dict) and any(criteria[side] for side in criteria if side.lower() in SIDES)
     if not question.get("instructions") and not described:
         raise ValidationError({"instructions": [Rule("value_error", "a noul needs instructions or a described side")]})
-
-
-def _of_type(kind: str, needed: Sequence[str] = (), **properties: Any) -> dict[str, Any]:
-    """JSON Schema of a question of one type."""
-    rule = _NOUL_RULE if kind == "noul" else {}
-    return {
-        "type": "object",
-        "required": ["type", *needed],
-        "properties": {"type": {"const": kind}, **properties},
-        **rule,
-    }
 
 
 class _NativeQuestions(_Questions):
@@ -223,7 +209,9 @@ class _NativeQuestions(_Questions):
     def _question_schemas(self) -> list[dict[str, Any]]:
         most = self._most_options
         criteria = {"minProperties": 1, "maxProperties": most, "minItems": 1, "maxItems": most}
-        return [_of_type(kind) if kind == "noul" else _of_type(kind, criteria=criteria) for kind in _TYPES]
+        return [
+            question_schema(kind) if kind == "noul" else question_schema(kind, criteria=criteria) for kind in _TYPES
+        ]
 
 
 class _JevQuestions(_Questions):
@@ -258,7 +246,7 @@ class _JevQuestions(_Questions):
     def _question_schemas(self) -> list[dict[str, Any]]:
         instructions = describe(self._instructions)
         return [
-            _of_type(kind, ["criteria"] * field.required, instructions=instructions, criteria=describe(field))
+            question_schema(kind, ["criteria"] * field.required, instructions=instructions, criteria=describe(field))
             for kind, field in self._criteria.items()
         ]
 
@@ -267,8 +255,21 @@ class _SystemOne(StrictSchema):
     """Common to both profiles. ``model`` is accepted with any value and ignored (contract § POST /v1/systemone)."""
 
     model = fields.Raw(allow_none=True)
-    images = _Unsupported([[]], allow_none=True)
-    assets = _Unsupported([[], {}], allow_none=True)
+    images = _Unsupported([[]], "images not supported")
+    assets = _Unsupported([[], {}], "images not supported")
+
+
+class _Jev(_SystemOne):
+    """Fields of vLLM's and Granite Switch's own that a client may send: at their defaults they ask for nothing
+    (contract/granite-switch-decision.md; wire/decisions.md §8, S3 to S5)."""
+
+    instructions = _Unsupported([], "instructions belong to a question, not to the request")
+    chat_template_kwargs = _Unsupported([{"enable_thinking": False}], 'may only be {"enable_thinking": false}')
+    joint = _Unsupported([False], "questions are answered one by one; joint may only be false")
+    audio = _Unsupported([[]], "audio not supported")
+    videos = _Unsupported([[]], "videos not supported")
+    priority = _Unsupported([0], "there are no priorities; it may only be 0")
+    cache_salt = cache_salt()
 
 
 def _with(base: type[StrictSchema], **more: fields.Field[Any]) -> Schema:
@@ -284,4 +285,4 @@ def schema_for(profile: str, limits: Limits, native_options: int) -> Schema:
             limits.questions, min(native_options, limits.options), **required(OBJECT)
         )
         return _with(_SystemOne, state=Text(nonempty=True, **required(TEXT)), questions=questions)
-    return _with(_SystemOne, state=Text(**required(TEXT)), questions=_JevQuestions(limits, **required(OBJECT)))
+    return _with(_Jev, state=Text(**required(TEXT)), questions=_JevQuestions(limits, **required(OBJECT)))
