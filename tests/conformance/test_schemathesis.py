@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,25 +32,40 @@ SERVERS = {
 }
 
 
-def run(service: Pair, where: str, examples: int, *more: str, body: str = "SystemOneJev") -> tuple[int, str]:
-    """The command line's exit code and output; ``where`` is a file or a URL, ``body`` the component in force on
-    /v1/systemone."""
-    command = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()", "run", where]
+#: Sizes beyond which a body meets MAX_BODY_BYTES before it meets the bound.
+OUT_OF_REACH = {"maxItems": 1_000, "maxLength": 10_000}
+
+
+def within_reach(told: Any) -> Any:
+    """The document without bounds that no body of the default size can break: the tool would try, with megabytes, and
+    be told 413."""
+    if isinstance(told, list):
+        return [within_reach(item) for item in told]
+    if not isinstance(told, dict):
+        return told
+    return {
+        name: within_reach(item)
+        for name, item in told.items()
+        if not (name in OUT_OF_REACH and isinstance(item, int) and item > OUT_OF_REACH[name])
+    }
+
+
+def run(service: Pair, told: Any, examples: int, *more: str, body: str = "SystemOneJev") -> tuple[int, str]:
+    """The command line's exit code and output for a document; ``body`` is the component in force on /v1/systemone."""
+    path = service.dir / "openapi.json"
+    path.write_text(json.dumps(within_reach(told)))
+    command = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()", "run", str(path)]
     command += ["--url", f"http://127.0.0.1:{service.port}", "--header", f"Authorization: Bearer {TOKEN}"]
     command += ["--checks", "all", "--exclude-checks", EXCLUDED, "--phases", PHASES, "--continue-on-failure"]
     command += ["--max-examples", str(examples), "--seed", str(SEED), "--no-color", "--warnings", "off", *more]
+    hooks = "tests.conformance.schemathesis_hooks"
     ended = subprocess.run(
         command,
         cwd=service.dir,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "SCHEMATHESIS_HOOKS": "tests.conformance.schemathesis_hooks",
-            "TEST_SYSTEMONE_BODY": body,
-        },
+        env={**os.environ, "PYTHONPATH": str(ROOT), "SCHEMATHESIS_HOOKS": hooks, "TEST_SYSTEMONE_BODY": body},
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=1700,
         check=False,
     )
     return ended.returncode, ended.stdout + ended.stderr
@@ -65,11 +80,11 @@ def generated(output: str) -> int:
 def conforms(name: str, examples: int, least: int) -> None:
     body = "SystemOneNative" if "native" in name else "SystemOneJev"
     with pair(**SERVERS[name]) as service:
-        served = f"http://127.0.0.1:{service.port}/openapi.json"
+        served = service.request("GET", "/openapi.json", headers={})[2]
+        assert served == document()
         code, output = run(service, served, examples, body=body)
         assert code == 0, output[-6000:]
-        # All but the one that the document was read from.
-        assert re.search(rf"Tested: +{len(OPERATIONS) - 1}$", output, re.M), output[-3000:]
+        assert re.search(rf"Tested: +{len(OPERATIONS)}$", output, re.M), output[-3000:]
         assert generated(output) >= least
         assert service.slots_in_use() == 0
         assert service.post("/decide", D1)[0] == 200
@@ -92,14 +107,10 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_document_that_says_something_else_than_the_service_does_is_noticed(
-    lie: str, served: Pair, tmp_path: Path
-) -> None:
+def test_a_document_that_says_something_else_than_the_service_does_is_noticed(lie: str, served: Pair) -> None:
     name, change = LIES[lie]
     told = document()
     change(told["components"]["schemas"][name])
-    path = tmp_path / "openapi.json"
-    path.write_text(json.dumps(told))
-    code, output = run(served, str(path), 1, "--include-path", "/decide")
+    code, output = run(served, told, 1, "--include-path", "/decide")
     assert code == 1, output[-3000:]
     assert "POST /decide" in output
