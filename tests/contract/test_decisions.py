@@ -16,6 +16,7 @@ from tests.contract.openai_shape import (
     PATH,
     P,
     answered,
+    assert_decision,
     assert_error,
     assert_refused,
     body,
@@ -75,11 +76,16 @@ def test_choices_and_levels_in_the_engines_terms(service: Local) -> None:
     answered(
         service,
         choice({"value": "a", "description": "first"}, {"value": True}, {"value": "", "description": None}),
-        score("low", {"label": "high", "description": "on fire"}, {"label": "n", "description": None}),
+        score(
+            "low",
+            {"label": "high", "description": "on fire"},
+            {"label": "n", "description": None},
+            {"label": "e", "description": ""},
+        ),
     )
     asked = [call["questions"]["q"]["criteria"] for call in service.engine.calls]
     assert list(asked[0].items()) == [("a", "first"), ("true", ""), ("", "")]
-    assert asked[1] == ["low", "high: on fire", "n"]
+    assert asked[1] == ["low", "high: on fire", "n", "e"]
 
 
 @pytest.mark.parametrize("name", ["prompt_cache_key", "prompt_cache_options", "safety_identifier", "cache_salt"])
@@ -313,12 +319,44 @@ def test_a_score_that_is_not_the_mean_of_its_levels_is_500(service: Local) -> No
     assert_error(service.post(PATH, body(score("x", "y"), given=given)), 500, None)
 
 
-@pytest.mark.parametrize("fault", ["drop_option", "drop_answer", "nan"])
+SURROGATES = {
+    "input": body(given="@"),
+    "a data name": body(given=[user(data({"@": 1}))]),
+    "instructions": body({**P, "instructions": [text("@")]}),
+    "a name": body({**P, "name": "@"}),
+    "a value": body(choice("@", "b")),
+    "a description": body(choice({"value": "a", "description": "@"}, "b")),
+    "a label": body(score("@", "b")),
+    "an ignored field": body(prompt_cache_options={"k": "@"}),
+}
+
+
+@pytest.mark.parametrize("sent", SURROGATES.values(), ids=SURROGATES)
+def test_a_lone_surrogate_is_400_wherever_it_stands_and_a_pair_is_echoed(service: Local, sent: dict[str, Any]) -> None:
+    raw = json.dumps(sent).encode()
+    assert_refused(service, raw.replace(b"@", b"\\ud800"), None, "invalid_json")
+    status, answer = service.post(PATH, raw.replace(b"@", b"\\ud83d\\ude00"))
+    assert status == 200
+    assert_decision(answer, json.loads(json.dumps(sent).replace("@", "\U0001f600")))
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"[]", b'"x"', b"5", b"null", b"{", b'{"a":1}{"b":2}', b"\xff", json.dumps(O1).encode("utf-16")]
+)
+def test_a_body_that_is_no_object_is_400(service: Local, raw: bytes) -> None:
+    status, answer = service.post(PATH, raw)
+    assert_error((status, answer), 400, answer["error"]["code"])
+    assert answer["error"]["code"] in ("invalid_json", "invalid_value")
+    assert service.post(PATH, b"\xef\xbb\xbf" + json.dumps(O1).encode())[0] == 200
+
+
+@pytest.mark.parametrize("fault", ["drop_option", "drop_answer", "nan", "inf"])
 @pytest.mark.parametrize("question", [P, choice("x", "y"), score("x", "y")], ids=["predicate", "choice", "score"])
 def test_a_broken_answer_is_500_for_the_whole_request(service: Local, fault: str, question: Any) -> None:
-    given = [user(data({"fake": {fault: True}}))]
-    answer = service.post(PATH, body(P, question, given=given))
-    assert_error(answer, 500, None)
+    given = [user(data({"fake": {} if fault == "inf" else {fault: True}}))]
+    if fault == "inf":
+        service.engine.edit = lambda answer: answer["answers"]["q"].update(confidence=float("inf"))
+    assert_error(service.post(PATH, body(P, question, given=given)), 500, None)
     assert_error(
         service.post(PATH, body(question, given=[user(data({"fake": {"error": ["runtime", "x"]}}))])), 500, None
     )
