@@ -5,7 +5,6 @@ from __future__ import annotations
 import configparser
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import jsonschema_rs
@@ -16,6 +15,7 @@ from marshmallow import fields
 
 from shared import jsonio
 from shared.jsonio import dumps_indented
+from tests.contract.openai_shape import O1
 from tests.fuzz import fuzz_schemas
 from tests.harness import D1, ROOT, S1, SHARED1, Local
 from tests.openapi import check_response, operations, response_of
@@ -152,18 +152,12 @@ def test_a_field_that_says_nothing_of_itself_is_never_left_out_in_silence() -> N
 
 @pytest.mark.parametrize(
     ("name", "body"),
-    [("Decide", D1), ("DecideShared", SHARED1), ("SystemOneJev", S1), ("SystemOneNative", S1)],
+    [("Decide", D1), ("DecideShared", SHARED1), ("SystemOneJev", S1), ("SystemOneNative", S1), ("Decisions", O1)],
 )
-def test_a_good_body_is_documented_and_stays_so_with_unknown_names(name: str, body: dict[str, Any]) -> None:
+def test_a_good_body_is_documented_and_an_unknown_name_is_as_the_document_says(name: str, body: dict[str, Any]) -> None:
     fuzz_schemas.check_body(name, body)
-    fuzz_schemas.check_body(name, {**body, "unknown": 1})
+    fuzz_schemas.check_body(name, {**body, "unknown": 1})  # refused by the closed grammar alone, and told so
     assert fuzz_schemas.SCHEMAS[name].load(body)
-
-
-def edited(name: str, change: Callable[[dict[str, Any]], Any]) -> None:
-    body = jsonio.loads(jsonio.dumps(fuzz_schemas.GOOD[name][0]))
-    change(body)
-    fuzz_schemas.check_body(name, body)
 
 
 SIDES = ["yes", "YES", "yEs", "true", "1", "no", "False", "0", "maybe", "yes\n", "yeſ", ""]
@@ -192,6 +186,26 @@ def test_the_document_has_the_schemas_own_bounds(count: int) -> None:
             fuzz_schemas.check_body(name, {"state": "s", "questions": {"q": question}})
         noul = {"type": "noul", "instructions": "?"}
         fuzz_schemas.check_body(name, {"state": "s", "questions": {f"q{n}": noul for n in range(count)}})
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 10, 11, 255, 256, 400, 401])
+def test_the_document_has_the_bounds_of_decisions(count: int) -> None:
+    predicate = {"type": "predicate", "instructions": "?"}
+    for questions in (
+        [{"type": "choice", "instructions": "?", "choices": [{"value": f"c{n}"} for n in range(count)]}],
+        [{"type": "score", "instructions": "?", "levels": [{"label": "l"}] * count}],
+        [predicate] * count,
+    ):
+        fuzz_schemas.check_body("Decisions", {"model": "m", "input": "x", "questions": questions})
+    salted = {"model": "m", "input": "x", "questions": [predicate], "cache_salt": "s" * count}
+    fuzz_schemas.check_body("Decisions", salted)
+
+
+@pytest.mark.parametrize("name", ["", " ", "q"])
+def test_the_document_knows_that_a_question_has_a_name(name: str) -> None:
+    for component in ("SystemOneJev", "SystemOneNative"):
+        noul = {"type": "noul", "instructions": "?"}
+        fuzz_schemas.check_body(component, {"state": "s", "questions": {name: noul}})
 
 
 @given(st.sampled_from(fuzz_schemas.NAMES), json_values())

@@ -57,8 +57,6 @@ def describe(rule: Schema | fields.Field[Any]) -> dict[str, Any]:
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    if "anyOf" in schema:
-        return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
     if "enum" in schema:
         return {**schema, "enum": [*schema["enum"], *([] if None in schema["enum"] else [None])]}
     kinds = schema["type"]
