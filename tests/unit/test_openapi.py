@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from marshmallow import fields
+from schemathesis.specs.openapi.definitions import OPENAPI_31
 
 from shared import jsonio
 from shared.jsonio import dumps_indented
@@ -67,6 +68,15 @@ def test_the_version_is_the_packages() -> None:
     metadata = configparser.ConfigParser()
     metadata.read(ROOT / "setup.cfg")
     assert metadata["metadata"]["version"] == VERSION
+
+
+def test_the_document_is_openapi_3_1() -> None:
+    # The OpenAPI Initiative's own schema of its documents, as schemathesis carries it.
+    errors = [error.message for error in jsonschema_rs.Draft202012Validator(OPENAPI_31).iter_errors(document())]
+    assert errors == []
+    broken = document()
+    del broken["paths"]["/decide"]["post"]["requestBody"]["content"]
+    assert not jsonschema_rs.Draft202012Validator(OPENAPI_31).is_valid(broken)
 
 
 def test_every_schema_in_the_document_is_json_schema() -> None:

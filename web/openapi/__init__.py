@@ -81,7 +81,7 @@ def _requests() -> dict[str, Any]:
 def _operation(operation: Operation, responses: dict[str, Any]) -> dict[str, Any]:
     """One operation object; the error responses that it refers to are added to ``responses``."""
     found: dict[str, Any] = {"operationId": operation.name, "summary": operation.summary}
-    if operation.open:
+    if operation.public:
         found["security"] = []
     if operation.body:
         found["requestBody"] = {"required": True, "content": {"application/json": {"schema": _any_of(operation.body)}}}

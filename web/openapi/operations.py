@@ -18,7 +18,7 @@ _SCORING = ("scoring_failed", "internal_error", "out_of_memory", "scorer_unavail
 @dataclass(frozen=True)
 class Operation:
     """One row. ``body`` and ``answer`` name components (any of them, where there are several), ``errors`` are keys of
-    web.errors.KINDS; ``open`` ones need no bearer."""
+    web.errors.KINDS; ``public`` ones need no bearer."""
 
     method: str
     path: str
@@ -27,7 +27,7 @@ class Operation:
     answer: tuple[str, ...]
     errors: tuple[str, ...]
     body: tuple[str, ...] = ()
-    open: bool = False
+    public: bool = False
     media: str = "application/json"
 
 
@@ -83,7 +83,7 @@ OPERATIONS = (
         "200 while the scorer is ready: limits, pins, queue, memory",
         ("Health",),
         ("internal_error", "scorer_unavailable"),
-        open=True,
+        public=True,
     ),
-    Operation("GET", "/openapi.json", "openapi", "This document", ("OpenAPI",), ("internal_error",), open=True),
+    Operation("GET", "/openapi.json", "openapi", "This document", ("OpenAPI",), ("internal_error",), public=True),
 )
