@@ -4,12 +4,16 @@
 # make lint         style, types, import rule
 # make bench        what the server adds to the engine; ARGS goes to tests/bench/serving.py
 # make bench-offline  what the offline harness adds to it; ARGS goes to tests/bench/bench_offline.py
+# make fuzz         coverage-guided fuzzing, SECONDS for each target (60); TARGETS picks some: json schemas body wire
+# make openapi      writes conf/openapi.json, the description of the HTTP surface, from the code
 # make clean        removes what the others made, but not run/, which holds the token
 
 PYTHON ?= python3
 PORT ?= 8000
 ENGINE ?= $(or $(INTERN_DECISION_ENGINE),sparrow)
 ARGS ?=
+SECONDS ?= 60
+TARGETS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -28,6 +32,7 @@ EXTRA := $(EXTRA_$(ENGINE))
 SERVING := $(VENV)/.serve-$(EXTRA)
 TESTING := $(VENV)/.dev
 TESTING_INTERN := $(VENV)/.dev-intern
+FUZZING := $(VENV)/.fuzz
 
 NEW_ENOUGH := import sys; sys.version_info >= (3, 11) or sys.exit('Python 3.11 or newer is needed: make PYTHON=/path/to/it')
 INSTALL_BEGIN = @echo "Installing into $(VENV) ..."; test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -36,7 +41,7 @@ INSTALL_SPARROW = $(PIP) install --no-deps --require-hashes -r conf/requirements
 GUARD = $(shell setpriv --pdeathsig TERM true 2>/dev/null && echo setpriv --pdeathsig TERM --)
 SERVE_ARGS = conf/serve.py --port '$(PORT)' --engine '$(ENGINE)'
 
-.PHONY: serve test test-core lint bench bench-offline clean
+.PHONY: serve test test-core lint bench bench-offline fuzz openapi clean
 .NOTPARALLEL:
 
 # exec: signals to make, and Ctrl-C, go straight to the process that stops both tiers.
@@ -62,6 +67,12 @@ bench: $(TESTING)
 bench-offline: $(TESTING)
 	@$(BIN)/python -m tests.bench.bench_offline $(ARGS)
 
+fuzz: $(FUZZING)
+	@$(BIN)/python -m tests.fuzz --seconds '$(SECONDS)' $(TARGETS)
+
+openapi: $(TESTING)
+	@$(BIN)/python -m web.openapi > conf/openapi.json
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .tox
 
@@ -78,6 +89,11 @@ $(TESTING): $(PACKAGING)
 	$(INSTALL_BEGIN)
 	@$(INSTALL_SPARROW)
 	@$(PIP) install --editable '.[bench,dev,serve,sparrow]'
+	@touch $@
+
+$(FUZZING): $(TESTING)
+	$(INSTALL_BEGIN)
+	@$(PIP) install --editable '.[bench,dev,fuzz,serve,sparrow]'
 	@touch $@
 
 $(TESTING_INTERN): $(TESTING) conf/constraints-cpu.txt
