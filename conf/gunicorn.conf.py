@@ -25,13 +25,14 @@ from shared.rundir import RunDir, RunDirError  # noqa: E402
 from shared.settings import SettingsError, WebSettings  # noqa: E402
 from shared.slots import SlotFileError, SlotTable  # noqa: E402
 
+logs.complete_streams()
 try:
     _settings = WebSettings.from_env()
     # Each worker opens the file for itself. Looked at here first, because two workers that refuse it together make
     # gunicorn end with a traceback and a status that reads as worth a restart.
     SlotTable(RunDir(_settings.run_dir).slots, _settings.max_queue).close()
 except (SettingsError, RunDirError, SlotFileError, OSError) as error:
-    print(f"web: {error}", file=sys.stderr)
+    logs.tell(f"web: {error}")
     sys.exit(78)
 
 bind = _settings.bind

@@ -14,7 +14,6 @@ import faulthandler
 import logging
 import os
 import re
-import sys
 import time
 import uuid
 from collections import deque
@@ -25,7 +24,7 @@ import zmq
 
 from scorer.engines.base import Engine
 from scorer.worker import LOADING, READY, Worker, pack_stamp
-from shared import jsonio, wire
+from shared import jsonio, logs, wire
 from shared.frames import DONTWAIT, receive, send
 from shared.rundir import RunDir
 from shared.settings import ScorerSettings
@@ -253,7 +252,7 @@ class Broker:
         """The exit code when it is time to go."""
         snapshot = self._worker.snapshot
         if snapshot.refused is not None:
-            print(f"scorer: {snapshot.refused}", file=sys.stderr, flush=True)
+            logs.tell(f"scorer: {snapshot.refused}")
             return EXIT_REFUSED
         if snapshot.ended:
             while self._back.poll(0):

@@ -144,8 +144,10 @@ def test_the_supervisor_starts_a_killed_scorer_and_a_killed_master_again(record:
         service.wait_ready(40)
         boot = service.request("GET", "/health")[2]["boot_id"]
         master = the(service.processes(), "gunicorn")
+        workers = master.children()
         master.kill()
-        wait_for(lambda: service.post("/decide", D1)[0] == 200 and not master.is_running(), 40, "served again")
+        gone(workers, 15)
+        wait_for(lambda: service.post("/decide", D1)[0] == 200, 40, "served again")
         assert service.request("GET", "/health")[2]["boot_id"] == boot
         the(service.processes(), "scorer").kill()
         wait_for(lambda: service.request("GET", "/health")[2].get("boot_id") not in (None, boot), 40, "another scorer")
@@ -168,7 +170,7 @@ def test_a_load_that_never_ends_is_given_up_and_leaves_no_process() -> None:
 # -- standard error --------------------------------------------------------------------------------
 
 
-def redirected(service: Pair, name: str, where: str) -> None:
+def redirected(service: Pair, name: str, where: str, **settings: str) -> subprocess.Popen[bytes]:
     """Start a tier with its standard error at a full disk, or closed."""
     command = {
         "scorer": f'"{sys.executable}" -m scorer serve',
@@ -178,11 +180,12 @@ def redirected(service: Pair, name: str, where: str) -> None:
     process = subprocess.Popen(
         ["/bin/sh", "-c", f"exec {command} {target}"],
         cwd=ROOT,
-        env=service.env,
+        env={**service.env, **{f"{PREFIX}{name}": value for name, value in settings.items()}},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
     )
     setattr(service, name, process)
+    return process
 
 
 @pytest.mark.parametrize("where", ["full", "closed"])
@@ -210,6 +213,26 @@ def test_a_full_disk_under_the_logs_or_no_standard_error_at_all_costs_no_request
         for process in (service.web, service.scorer):
             process.terminate()
             assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize("where", ["full", "closed"])
+def test_nobody_to_tell_changes_no_exit_code(where: str) -> None:
+    """78 keeps a supervisor from restarting for ever; a message that cannot be written must not make it a 1."""
+    with pair(start=False, HANG_S="1") as service:
+        assert redirected(service, "scorer", where, ENGINE="bogus").wait(20) == 78
+        assert redirected(service, "web", where, MAX_QUEUE="x").wait(20) == 78
+        service.script(load_error="as scripted")
+        assert redirected(service, "scorer", where).wait(20) == 78
+        service.script()
+        scorer = redirected(service, "scorer", where)
+        web = redirected(service, "web", where)
+        service.wait_ready()
+        assert redirected(service, "scorer", where).wait(20) == 73
+        service.scorer = scorer
+        assert unavailable(service.post("/decide", slow(D1, 60)))
+        assert scorer.wait(20) == 70, "the stack dump of a hung call has nowhere to go"
+        web.terminate()
+        assert web.wait(20) == 0
 
 
 # -- the run directory -----------------------------------------------------------------------------
