@@ -16,19 +16,18 @@ import os
 import re
 import time
 import uuid
-from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 import zmq
 
 from scorer.engines.base import Engine
+from scorer.waiting import WaitingJob, WaitingJobs
 from scorer.worker import LOADING, READY, Worker, pack_stamp
 from shared import jsonio, logs, wire
 from shared.frames import DONTWAIT, receive, send
 from shared.rundir import RunDir
 from shared.settings import ScorerSettings
-from shared.slots import SlotFileError, SlotTable
+from shared.slots import SlotTable
 from shared.wire import Reply, Request
 
 __all__ = ["EXIT_BROKEN", "EXIT_DRAINED", "EXIT_REFUSED", "EXIT_RUNNING", "Broker"]
@@ -47,15 +46,6 @@ _LINGER_MS = 2000
 _log = logging.getLogger("scorer.broker")
 
 
-@dataclass
-class _Waiting:
-    envelope: list[zmq.Frame]
-    request: Request
-    payload: zmq.Frame
-    arrived: float
-    deadline: float
-
-
 class Broker:
     """One scorer process. ``settings`` and ``run_dir`` are checked; ``engine`` is created, not loaded.
 
@@ -67,12 +57,12 @@ class Broker:
         self._run_dir = run_dir
         self._boot_id = uuid.uuid4().hex
         self._started = time.monotonic()
-        self._queue: deque[_Waiting] = deque()
-        self._running: _Waiting | None = None
+        # Tables are opened without a size: the web tier, whichever tier starts first, sets it.
+        self._queue = WaitingJobs(SlotTable(run_dir.slots))
+        self._running: WaitingJob | None = None
         self._drain_until: float | None = None
         self._bad_messages = 0
         self._abandoned_replies = 0
-        self._expired = 0
         # Two contexts: the network's can be terminated, which flushes the last replies, while the inference thread
         # still holds a socket of the other one.
         self._network: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -83,9 +73,6 @@ class Broker:
         self._back.bind(_INPROC)
         # Not a socket: making one while the context is being terminated aborts the process.
         self._wake_fd = os.eventfd(0)
-        # Tables are opened without a size: the web tier, whichever tier starts first, sets it. One each: two threads
-        # must not reopen the same one.
-        self._slots = SlotTable(run_dir.slots)
         self._worker = Worker(self._context, _INPROC, engine, SlotTable(run_dir.slots), self._boot_id, self._wake)
 
     def stop(self) -> None:
@@ -170,30 +157,9 @@ class Broker:
             self._refuse(envelope, request, wire.STALE_BOOT, "")
         else:
             now = time.monotonic()
-            self._queue.append(_Waiting(envelope, request, payload, now, now + request.budget_ms / 1000))
-            if len(self._queue) > 2 * self._slots.size:
-                self._drop_unwanted()
-
-    def _drop_unwanted(self) -> None:
-        """Forget the queued jobs whose callers have left, so that payloads of callers who give up and come back do not
-        pile up behind one long call.
-
-        It asks the slot file, as the inference thread does at a job's turn, and so drops nothing that would have run: a
-        live job's slot is locked under its own id from before it was sent. At most one job a slot is live, so every
-        second one at least goes, and the work per arriving job stays constant.
-        """
-        kept: deque[_Waiting] = deque()
-        for job in self._queue:
-            try:
-                wanted = self._slots.wanted(job.request.slot, bytes.fromhex(job.request.id))
-            except (SlotFileError, OSError):
-                wanted = True  # nobody can tell; the inference thread logs it at the job's turn
-            if wanted:
-                kept.append(job)
-            else:
-                self._expired += 1
+            self._queue.append(WaitingJob(envelope, request, payload, now, now + request.budget_ms / 1000))
+            for job in self._queue.drop_unwanted():
                 self._refuse(job.envelope, job.request, wire.EXPIRED, "")
-        self._queue = kept
 
     def _dispatch(self) -> None:
         if self._running is not None or not self._queue or self._worker.snapshot.broken is not None:
@@ -242,7 +208,7 @@ class Broker:
             "memory": snapshot.memory,
             "counters": {
                 **snapshot.counters,
-                wire.EXPIRED: snapshot.counters.get(wire.EXPIRED, 0) + self._expired,
+                wire.EXPIRED: snapshot.counters.get(wire.EXPIRED, 0) + self._queue.dropped,
                 "bad_messages": self._bad_messages,
                 "abandoned_replies": self._abandoned_replies,
             },
