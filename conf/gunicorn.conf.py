@@ -24,8 +24,10 @@ from shared import logs  # noqa: E402
 from shared.rundir import RunDir, RunDirError  # noqa: E402
 from shared.settings import SettingsError, WebSettings  # noqa: E402
 from shared.slots import SlotFileError, SlotTable  # noqa: E402
+from web.memory import bound_allocator  # noqa: E402
 
 logs.complete_streams()
+bound_allocator()
 try:
     _settings = WebSettings.from_env()
     # Each worker opens the file for itself. Looked at here first, because two workers that refuse it together make

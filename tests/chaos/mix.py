@@ -173,10 +173,10 @@ class Caller(threading.Thread):
                 self.ask(surface)
             except (OSError, http.client.HTTPException) as error:
                 self._ledger.breaks(surface, self._used, error)
-                self._drop()
+                self.stop_connection()
                 self._over.wait(0.1)
             self._over.wait(self._pause_s * self._dice.random())
-        self._drop()
+        self.stop_connection()
 
     def ask(self, surface: Surface) -> None:
         asked = surface.make()
@@ -196,9 +196,9 @@ class Caller(threading.Thread):
             surface, asked, response.status, data.decode() if surface.text and response.status == 200 else _json(data)
         )
         if not kept:
-            self._drop()
+            self.stop_connection()
 
-    def _drop(self) -> None:
+    def stop_connection(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -138,7 +138,7 @@ class Soak:
         self._dice = random.Random(seed)
         self._kinds = [kind for kind in FAULTS if engine == "fake" or not kind.scripted]
         self._bag: list[Kind] = []
-        self._windows: list[tuple[float, float, Kind]] = []
+        self.windows: list[tuple[float, float, Kind]] = []
         self.faults = {kind.name: Fault(kind.name, survived=True) for kind in self._kinds}
         self.ledger = Ledger()
         self.problems: list[str] = []
@@ -173,10 +173,14 @@ class Soak:
         with contextlib.suppress(*GONE):
             self._service.post("/decide", own_decision(sleep_s=0.005))
 
-    def _strike(self) -> None:
+    def next_kind(self) -> Kind:
+        """The next fault: in random order, each once before one comes again."""
         if not self._bag:
             self._bag = self._dice.sample(self._kinds, len(self._kinds))
-        kind = self._bag.pop()
+        return self._bag.pop()
+
+    def _strike(self) -> None:
+        kind = self.next_kind()
         fault = self.faults[kind.name]
         fault.repeats += 1
         began = time.monotonic()
@@ -191,11 +195,11 @@ class Soak:
         ended = time.monotonic()
         fault.recoveries.append(ended - began)
         if kind.cuts or kind.retires:
-            self._windows.append((began, ended + AFTERWARDS_S, kind))
+            self.windows.append((began, ended + AFTERWARDS_S, kind))
 
     def _look_at_the_end(self) -> None:
         for when, surface, kept, error in self.ledger.broken:
-            kind = self._cut_by(when, kept)
+            kind = self.cut_by(when, kept)
             if kind is not None and not isinstance(error, TimeoutError):
                 self.faults[kind.name].cut += 1
             else:
@@ -221,8 +225,9 @@ class Soak:
                     f"{role} {pid} grew by {share:.1%} after its first minute ({base >> 20} MiB, lived {life:.0f} s)"
                 )
 
-    def _cut_by(self, when: float, kept: bool) -> Kind | None:
-        for began, ended, kind in self._windows:
+    def cut_by(self, when: float, kept: bool) -> Kind | None:
+        """The fault that explains a connection which broke at ``when``, if there is one."""
+        for began, ended, kind in self.windows:
             if began <= when <= ended and (kind.cuts or kept):
                 return kind
         return None
