@@ -268,13 +268,16 @@ def test_the_answer_of_a_scorer_that_exits_with_it_always_arrives(service: Pair,
                 lambda: service.post("/decide", own_decision(sleep_s=0.3, error=["fatal", "as scripted"]))
             )
             wait_running(service)
-            waiting = [Background(lambda: service.post("/decide", D1)) for _ in range(8)]
+            others = [own_decision() for _ in range(8)]
+            waiting = [Background(lambda body=body: service.post("/decide", body)) for body in others]
             status, body = dying.result()
             assert (status, body["error"]["code"]) == (500, "scoring_failed")
-            for job in waiting:
-                assert unavailable(job.result(10))
             seen.fault.answers["500"] += 1
-            seen.fault.answers["503"] += len(waiting)
+            for asked, job in zip(others, waiting, strict=True):
+                status, body = job.result(10)
+                seen.fault.answers[str(status)] += 1
+                # One that came before the dying one is answered; on a busy machine that happens.
+                assert unavailable((status, body)) or (status == 200 and is_own(asked, body))
             assert service.scorer is not None
             assert service.scorer.wait(10) == 70
             seen.hit()

@@ -120,7 +120,7 @@ needs_guard = pytest.mark.skipif(
 
 
 @needs_guard
-@pytest.mark.parametrize("loading", [False, True])
+@pytest.mark.parametrize("loading", [False, pytest.param(True, marks=pytest.mark.chaos)])
 def test_a_killed_launcher_takes_everything_with_it_and_the_next_start_works(loading: bool) -> None:
     """trouble.md rank 30: also while the model loads."""
     with served(**({"load_sleep_s": 60} if loading else {})) as service:
@@ -138,6 +138,7 @@ def test_a_killed_launcher_takes_everything_with_it_and_the_next_start_works(loa
         assert service.post("/decide", D1)[0] == 200
 
 
+@pytest.mark.chaos
 def test_the_supervisor_starts_a_killed_scorer_and_a_killed_master_again(record: Record) -> None:
     """trouble.md rank 30: a killed gunicorn master; and the scorer is kept and used again."""
     with served() as service:
@@ -156,6 +157,7 @@ def test_the_supervisor_starts_a_killed_scorer_and_a_killed_master_again(record:
         assert service.out.poll() is None
 
 
+@pytest.mark.chaos
 def test_a_load_that_never_ends_is_given_up_and_leaves_no_process() -> None:
     """§4, test 12."""
     with served(3.0, load_sleep_s=600) as service:
@@ -271,7 +273,11 @@ def test_5_times_the_run_directory_is_tampered_with_under_load(what: str, record
                     service.start_web()
                     seen.recovered()
                 seen.load(load)
-                assert set(load.outcomes) <= {"200", "lost", "429 busy", "503 scorer_unavailable"}, load.outcomes
+                allowed = {"200", "lost", "429 busy", "503 scorer_unavailable"}
+                if what == "truncated":
+                    # Admitted before; nobody can tell any more whether the request is still wanted.
+                    allowed.add("504 deadline_exceeded")
+                assert set(load.outcomes) <= allowed, load.outcomes
                 wait_slots(service, 0)
 
 
