@@ -17,6 +17,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import psutil
 
@@ -34,6 +35,7 @@ CALLERS = 8
 #: A process's size is compared with what it had at this age.
 FIRST_MINUTE_S = 60.0
 MOST_GROWTH = 0.05
+WINDOW_S = 30.0
 SAMPLE_S = 5.0
 #: A connection counts as cut by a fault until this long after the recovery: its callers notice late.
 AFTERWARDS_S = 2.0
@@ -50,6 +52,19 @@ class Sample:
     rss: int
     fds: int
     threads: int
+
+
+@dataclass(frozen=True)
+class Growth:
+    """``base`` bytes at the end of the first minute, and by which share it was larger later: for half a minute, and for
+    one moment."""
+
+    role: str
+    pid: int
+    life_s: float
+    base: float
+    lasting: float
+    peak: float
 
 
 class Sampler(threading.Thread):
@@ -94,20 +109,29 @@ class Sampler(threading.Thread):
         self.join(30)
 
 
-def growth(samples: Sequence[Sample]) -> list[tuple[str, int, float, int, float]]:
-    """Role, pid, life in s, bytes at the end of the first minute, and the greatest share of growth after it, of every
-    process that lived on for at least half a minute."""
+def growth(samples: Sequence[Sample]) -> list[Growth]:
+    """Of every process that lived on for at least half a minute after its first one.
+
+    A look may fall on a moment at which megabytes of requests are in flight, so the size is that of half a minute: the
+    median of its looks. The greatest of these after the first minute is compared with the last one within it.
+    """
     by_pid: defaultdict[int, list[Sample]] = defaultdict(list)
     for sample in samples:
         by_pid[sample.pid].append(sample)
     found = []
     for pid, looks in by_pid.items():
-        early = [look for look in looks if look.age <= FIRST_MINUTE_S]
+        early = [look.rss for look in looks if FIRST_MINUTE_S - WINDOW_S <= look.age <= FIRST_MINUTE_S]
         late = [look for look in looks if look.age > FIRST_MINUTE_S]
-        if early and late and late[-1].age >= FIRST_MINUTE_S + 30:
-            base = early[-1].rss
-            found.append((looks[0].role, pid, late[-1].age, base, max(look.rss for look in late) / base - 1))
-    return sorted(found)
+        if early and late and late[-1].age >= FIRST_MINUTE_S + WINDOW_S:
+            base = median(early)
+            sizes = [
+                median(look.rss for look in late if end - WINDOW_S <= look.age <= end)
+                for end in (look.age for look in late)
+                if end >= FIRST_MINUTE_S + WINDOW_S
+            ]
+            peak = max(look.rss for look in late)
+            found.append(Growth(looks[0].role, pid, late[-1].age, base, max(sizes) / base - 1, peak / base - 1))
+    return sorted(found, key=lambda one: (one.role, one.pid))
 
 
 def trend(samples: Sequence[Sample]) -> list[str]:
@@ -219,11 +243,9 @@ class Soak:
                 line for line in self._service.log(name).splitlines() if "Traceback" in line or "unexpected" in line
             ]
             self.problems += [f"in the {name}'s log: {line[:200]}" for line in told]
-        for role, pid, life, base, share in growth(self.sampler.samples):
-            if share > MOST_GROWTH:
-                self.problems.append(
-                    f"{role} {pid} grew by {share:.1%} after its first minute ({base >> 20} MiB, lived {life:.0f} s)"
-                )
+        for one in growth(self.sampler.samples):
+            if one.lasting > MOST_GROWTH:
+                self.problems.append(f"{one.role} {one.pid} grew by {one.lasting:.1%} after its first minute")
 
     def cut_by(self, when: float, kept: bool) -> Kind | None:
         """The fault that explains a connection which broke at ``when``, if there is one."""
@@ -243,9 +265,12 @@ class Soak:
         lines += [*columns(rows), ""]
         lines += [*self._faults_table(), ""]
         lines += [*trend(self.sampler.samples), ""]
-        rows = [("role", "process", "lived s", "MiB at 60 s", "most growth after")]
-        for role, pid, life, base, share in growth(self.sampler.samples):
-            rows.append((role, str(pid), f"{life:.0f}", f"{base / (1 << 20):.1f}", f"{share:+.1%}"))
+        rows = [("role", "process", "lived s", "MiB at 60 s", "most growth after", "for one moment")]
+        for one in growth(self.sampler.samples):
+            mib = one.base / (1 << 20)
+            rows.append(
+                (one.role, str(one.pid), f"{one.life_s:.0f}", f"{mib:.1f}", f"{one.lasting:+.1%}", f"{one.peak:+.1%}")
+            )
         lines += [*columns(rows), ""]
         exits = Counter(self.supervisor.exits)
         lines.append("exits: " + ", ".join(f"{name} {code} x{count}" for (name, code), count in sorted(exits.items())))

@@ -18,14 +18,27 @@ def sample(age: float, rss: int, pid: int = 1) -> Sample:
     return Sample(age, age, "web", pid, rss, 20, 5)
 
 
+def looks(sizes: list[int]) -> list[Sample]:
+    """One look every 5 s."""
+    return [sample(5.0 * number, size) for number, size in enumerate(sizes, 1)]
+
+
 def test_growth_is_against_the_end_of_a_processs_own_first_minute() -> None:
-    looks = [sample(5, 30), sample(58, 100), sample(65, 104), sample(90, 103), sample(120, 101)]
-    assert growth(looks) == [("web", 1, 120, 100, pytest.approx(0.04))]
-    assert growth([*looks, sample(200, 107)])[0][4] == pytest.approx(0.07)
+    warming_up = [30, 50, 70, 90, 95] + [100] * 7
+    assert [one.lasting for one in growth(looks(warming_up + [100] * 20))] == [0]
+    (grown,) = growth(looks(warming_up + [100] * 10 + [107] * 10))
+    assert (grown.base, grown.lasting) == (100, pytest.approx(0.07))
+    (slowly,) = growth(looks([*warming_up, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112]))
+    assert slowly.lasting > 0.05
+
+
+def test_what_is_in_flight_for_one_moment_is_a_peak_and_no_growth() -> None:
+    (found,) = growth(looks([100] * 20 + [150] + [100] * 5))
+    assert (found.lasting, found.peak) == (0, 0.5)
 
 
 def test_a_process_that_lived_no_minute_and_a_half_has_no_growth() -> None:
-    assert growth([sample(58, 100), sample(80, 200)]) == []
+    assert growth(looks([100] * 12 + [200] * 5)) == []
     assert growth([sample(70, 100), sample(150, 200)]) == []
 
 
