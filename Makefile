@@ -1,6 +1,8 @@
 # make serve        both tiers on this machine; settings: PORT, ENGINE, and any INTERN_DECISION_* variable
 # make test         lint, then all tests that need no GPU; ARGS goes to pytest: make test ARGS="-k health"
 # make test-core    the same without the intern engine's, which need torch: gigabytes on some platforms
+# make chaos        the process tests and the chaos tests with every repetition, then tables of the faults; about half an hour
+# make soak         mixed load with a random fault every 20 s, then a report; MINUTES=10, ARGS goes to tests/chaos/soak.py
 # make lint         style, types, import rule
 # make bench        what the server adds to the engine; ARGS goes to tests/bench/serving.py
 # make bench-offline  what the offline harness adds to it; ARGS goes to tests/bench/bench_offline.py
@@ -14,6 +16,7 @@ ENGINE ?= $(or $(INTERN_DECISION_ENGINE),sparrow)
 ARGS ?=
 SECONDS ?= 60
 TARGETS ?=
+MINUTES ?= 10
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -39,9 +42,11 @@ INSTALL_BEGIN = @echo "Installing into $(VENV) ..."; test -x $(BIN)/python || $(
 INSTALL_SPARROW = $(PIP) install --no-deps --require-hashes -r conf/requirements-sparrow.txt
 # The process it starts gets SIGTERM when its parent dies, however that dies; empty where setpriv cannot do it.
 GUARD = $(shell setpriv --pdeathsig TERM true 2>/dev/null && echo setpriv --pdeathsig TERM --)
+# What else tests/chaos/coverage.py names.
+CHAOS_ALSO = tests/contract tests/unit tests/intern tests/test_layout.py
 SERVE_ARGS = conf/serve.py --port '$(PORT)' --engine '$(ENGINE)'
 
-.PHONY: serve test test-core lint bench bench-offline fuzz openapi clean
+.PHONY: serve test test-core chaos soak lint bench bench-offline fuzz openapi clean
 .NOTPARALLEL:
 
 # exec: signals to make, and Ctrl-C, go straight to the process that stops both tiers.
@@ -55,6 +60,13 @@ test: $(TESTING_INTERN) lint
 # tests/intern collects nothing where torch is missing; where it is not, this leaves it out.
 test-core: lint
 	@$(BIN)/python -m pytest --ignore tests/intern $(ARGS)
+
+# The -m admits everything; the one in pyproject.toml leaves the long tests out of `make test`.
+chaos: $(TESTING_INTERN)
+	@$(BIN)/python -m pytest -m "chaos or not chaos" tests/chaos tests/process $(CHAOS_ALSO) $(ARGS)
+
+soak: $(TESTING)
+	@$(BIN)/python -m tests.chaos.soak --minutes $(MINUTES) $(ARGS)
 
 lint: $(TESTING)
 	@$(BIN)/ruff check .

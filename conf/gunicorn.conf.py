@@ -24,7 +24,10 @@ from shared import logs  # noqa: E402
 from shared.rundir import RunDir, RunDirError  # noqa: E402
 from shared.settings import SettingsError, WebSettings  # noqa: E402
 from shared.slots import SlotFileError, SlotTable  # noqa: E402
+from web.memory import bound_allocator  # noqa: E402
 
+logs.complete_streams()
+bound_allocator()
 try:
     _settings = WebSettings.from_env()
     # Each worker opens the files for itself. Looked at here first, because two workers that refuse one together make
@@ -34,7 +37,7 @@ try:
     if _settings.max_concurrent_decisions:
         SlotTable(_run_dir.decision_slots, _settings.max_concurrent_decisions, "MAX_CONCURRENT_DECISIONS").close()
 except (SettingsError, RunDirError, SlotFileError, OSError) as error:
-    print(f"web: {error}", file=sys.stderr)
+    logs.tell(f"web: {error}")
     sys.exit(78)
 
 bind = _settings.bind

@@ -7,6 +7,7 @@ run directory, 78 a setting or the engine's start check refuses (do not restart 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import signal
@@ -46,10 +47,10 @@ def serve() -> int:
         lock = run_dir.lock_scorer()
         broker = Broker(config, run_dir, engines.create(config))
     except (SettingsError, RunDirError, SlotFileError, StartRefused, OSError) as error:
-        print(f"scorer: {error}", file=sys.stderr)
+        logs.tell(f"scorer: {error}")
         return EXIT_REFUSED
     except ScorerRunning as error:
-        print(f"scorer: {error}", file=sys.stderr)
+        logs.tell(f"scorer: {error}")
         return EXIT_RUNNING
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: broker.stop())
@@ -60,6 +61,7 @@ def serve() -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
+    logs.complete_streams()
     given = sys.argv[1:] if argv is None else argv
     if given and given[0] in OFFLINE:
         # Imported for them alone: serve starts without it.
@@ -77,8 +79,9 @@ def main(argv: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # a full disk; the exit code says more than what is left in there
+            stream.flush()
     # The inference thread is a daemon that may sit inside a CUDA call; the interpreter's orderly exit would abort
     # there.
     os._exit(code)

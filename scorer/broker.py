@@ -14,18 +14,16 @@ import faulthandler
 import logging
 import os
 import re
-import sys
 import time
 import uuid
-from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 import zmq
 
 from scorer.engines.base import Engine
+from scorer.waiting import WaitingJob, WaitingJobs
 from scorer.worker import LOADING, READY, Worker, pack_stamp
-from shared import jsonio, wire
+from shared import jsonio, logs, wire
 from shared.frames import DONTWAIT, receive, send
 from shared.rundir import RunDir
 from shared.settings import ScorerSettings
@@ -48,15 +46,6 @@ _LINGER_MS = 2000
 _log = logging.getLogger("scorer.broker")
 
 
-@dataclass
-class _Waiting:
-    envelope: list[zmq.Frame]
-    request: Request
-    payload: zmq.Frame
-    arrived: float
-    deadline: float
-
-
 class Broker:
     """One scorer process. ``settings`` and ``run_dir`` are checked; ``engine`` is created, not loaded.
 
@@ -68,8 +57,9 @@ class Broker:
         self._run_dir = run_dir
         self._boot_id = uuid.uuid4().hex
         self._started = time.monotonic()
-        self._queue: deque[_Waiting] = deque()
-        self._running: _Waiting | None = None
+        # Tables are opened without a size: the web tier, whichever tier starts first, sets it.
+        self._queue = WaitingJobs(SlotTable(run_dir.slots))
+        self._running: WaitingJob | None = None
         self._drain_until: float | None = None
         self._bad_messages = 0
         self._abandoned_replies = 0
@@ -83,7 +73,6 @@ class Broker:
         self._back.bind(_INPROC)
         # Not a socket: making one while the context is being terminated aborts the process.
         self._wake_fd = os.eventfd(0)
-        # The table is opened without a size: the web tier, whichever tier starts first, sets it.
         self._worker = Worker(self._context, _INPROC, engine, SlotTable(run_dir.slots), self._boot_id, self._wake)
 
     def stop(self) -> None:
@@ -168,7 +157,9 @@ class Broker:
             self._refuse(envelope, request, wire.STALE_BOOT, "")
         else:
             now = time.monotonic()
-            self._queue.append(_Waiting(envelope, request, payload, now, now + request.budget_ms / 1000))
+            self._queue.append(WaitingJob(envelope, request, payload, now, now + request.budget_ms / 1000))
+            for job in self._queue.drop_unwanted():
+                self._refuse(job.envelope, job.request, wire.EXPIRED, "")
 
     def _dispatch(self) -> None:
         if self._running is not None or not self._queue or self._worker.snapshot.broken is not None:
@@ -217,6 +208,7 @@ class Broker:
             "memory": snapshot.memory,
             "counters": {
                 **snapshot.counters,
+                wire.EXPIRED: snapshot.counters.get(wire.EXPIRED, 0) + self._queue.dropped,
                 "bad_messages": self._bad_messages,
                 "abandoned_replies": self._abandoned_replies,
             },
@@ -226,7 +218,7 @@ class Broker:
         """The exit code when it is time to go."""
         snapshot = self._worker.snapshot
         if snapshot.refused is not None:
-            print(f"scorer: {snapshot.refused}", file=sys.stderr, flush=True)
+            logs.tell(f"scorer: {snapshot.refused}")
             return EXIT_REFUSED
         if snapshot.ended:
             while self._back.poll(0):
