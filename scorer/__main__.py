@@ -15,6 +15,7 @@ import sys
 from scorer import engines
 from scorer.broker import EXIT_REFUSED, EXIT_RUNNING, Broker
 from scorer.engines.base import StartRefused
+from scorer.notify import Notifier
 from shared import logs, settings
 from shared.rundir import RunDir, RunDirError, ScorerRunning
 from shared.settings import ScorerSettings, SettingsError
@@ -43,8 +44,11 @@ def serve() -> int:
         logs.configure(config.log_format, config.log_level)
         for name in settings.unknown_names():
             logging.getLogger("scorer").warning("unknown setting", extra={"fields": {"name": name}})
+        if config.hang_s <= config.request_budget_s:
+            # A warning only: the web tier, whose setting it is, may have another environment.
+            logging.getLogger("scorer").warning("HANG_S is not above REQUEST_BUDGET_S")
         lock = run_dir.lock_scorer()
-        broker = Broker(config, run_dir, engines.create(config))
+        broker = Broker(config, run_dir, engines.create(config), Notifier.from_env())
     except (SettingsError, RunDirError, SlotFileError, StartRefused, OSError) as error:
         print(f"scorer: {error}", file=sys.stderr)
         return EXIT_REFUSED

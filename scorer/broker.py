@@ -24,6 +24,7 @@ from typing import Any
 import zmq
 
 from scorer.engines.base import Engine
+from scorer.notify import Notifier
 from scorer.worker import LOADING, READY, Worker, pack_stamp
 from shared import jsonio, wire
 from shared.frames import DONTWAIT, receive, send
@@ -39,6 +40,8 @@ EXIT_DRAINED = 0
 EXIT_BROKEN = 70  # sysexits EX_SOFTWARE
 EXIT_RUNNING = 73  # EX_CANTCREAT: another scorer has the run directory
 EXIT_REFUSED = 78  # EX_CONFIG
+
+DRAINING = "draining"
 
 _JOB_ID = re.compile(r"[0-9a-f]{32}")
 _INPROC = "inproc://inference"
@@ -58,14 +61,18 @@ class _Waiting:
 
 
 class Broker:
-    """One scorer process. ``settings`` and ``run_dir`` are checked; ``engine`` is created, not loaded.
+    """One scorer process. ``settings`` and ``run_dir`` are checked; ``engine`` is created, not loaded; ``notifier``
+    tells the service manager, if there is one.
 
     The caller holds the run directory's scorer lock. :meth:`run` returns the exit code.
     """
 
-    def __init__(self, settings: ScorerSettings, run_dir: RunDir, engine: Engine) -> None:
+    def __init__(
+        self, settings: ScorerSettings, run_dir: RunDir, engine: Engine, notifier: Notifier | None = None
+    ) -> None:
         self._settings = settings
         self._run_dir = run_dir
+        self._notifier = notifier or Notifier()
         self._boot_id = uuid.uuid4().hex
         self._started = time.monotonic()
         self._queue: deque[_Waiting] = deque()
@@ -109,6 +116,9 @@ class Broker:
             code = self._verdict()
             if code is not None:
                 return self._close(code)
+            # Last: a loop that stands still, or that has found a hung job, must not say that it is alive.
+            state = self._state()
+            self._notifier.report(state, f"{state}; {len(self._queue)} jobs wait")
 
     def _bind_front(self) -> zmq.Socket[bytes]:
         socket = self._network.socket(zmq.ROUTER)
@@ -162,8 +172,8 @@ class Broker:
         elif request.op != "predict" or payload is None or not _is_job_id(request.id):
             self._bad_messages += 1
             self._reply(envelope, Reply(request.id, self._boot_id, wire.BAD_MESSAGE, "unknown op, or no payload"))
-        elif self._worker.snapshot.state != READY or self._drain_until is not None:
-            self._refuse(envelope, request, wire.UNAVAILABLE, "draining" if self._drain_until is not None else LOADING)
+        elif self._state() != READY:
+            self._refuse(envelope, request, wire.UNAVAILABLE, self._state())
         elif request.boot_id != self._boot_id:
             self._refuse(envelope, request, wire.STALE_BOOT, "")
         else:
@@ -203,13 +213,16 @@ class Broker:
 
     # -- state ---------------------------------------------------------------------------------------------------
 
+    def _state(self) -> str:
+        """``loading``, ``ready`` or ``draining``."""
+        return DRAINING if self._drain_until is not None else self._worker.snapshot.state
+
     def _status(self) -> dict[str, Any]:
         """The payload of a status reply: numbers and names, no caller's text."""
         snapshot = self._worker.snapshot
         busy_since = snapshot.busy_since
-        state = "draining" if self._drain_until is not None else snapshot.state
         return {
-            "state": state,
+            "state": self._state(),
             "engine": snapshot.info.to_json() if snapshot.info else None,
             "queue_length": len(self._queue),
             "busy_seconds": round(time.monotonic() - busy_since, 3) if busy_since is not None else 0.0,
@@ -233,9 +246,9 @@ class Broker:
                 self._take_result()
             _log.critical("exiting to be replaced", extra={"fields": {"reason": snapshot.broken}})
             return EXIT_BROKEN
-        busy_since = snapshot.busy_since
-        if busy_since is not None and time.monotonic() - busy_since > self._settings.hang_s:
-            _log.critical("one job has run too long", extra={"fields": {"seconds": self._settings.hang_s}})
+        if (hung := self._hung()) is not None:
+            what, seconds = hung
+            _log.critical(f"{what} has run too long", extra={"fields": {"seconds": seconds}})
             faulthandler.dump_traceback(all_threads=True)
             # The inference thread cannot be stopped; nothing here may wait for it.
             os._exit(EXIT_BROKEN)
@@ -244,6 +257,14 @@ class Broker:
             if idle or snapshot.state == LOADING or time.monotonic() > self._drain_until:
                 return EXIT_DRAINED
         return None
+
+    def _hung(self) -> tuple[str, float] | None:
+        """What the inference thread has been at for longer than its setting allows, and how many seconds that is."""
+        snapshot, settings, now = self._worker.snapshot, self._settings, time.monotonic()
+        if snapshot.state == LOADING:
+            return ("the load", settings.load_s) if now - self._started > settings.load_s else None
+        since = snapshot.busy_since
+        return ("one job", settings.hang_s) if since is not None and now - since > settings.hang_s else None
 
     def _close(self, code: int) -> int:
         """Answer what still waits, unlink the socket and leave without waiting for the inference thread."""
