@@ -179,6 +179,11 @@ def _unquoted(message: Any) -> str:
 logger_class = ProjectLogger
 
 
+def post_worker_init(worker: Any) -> None:
+    """Let /ready know when this worker shuts down: it still answers on kept-alive connections then."""
+    worker.wsgi.extensions["decision.stopping"] = lambda: not worker.alive
+
+
 def pre_request(worker: Any, req: Any) -> None:
     """Keep gunicorn from answering ``Expect: 100-continue`` before the application has seen the request.
 
