@@ -10,7 +10,6 @@ inference thread grows with the payload of a job that still waits.
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
 import re
@@ -24,6 +23,7 @@ from typing import Any
 import zmq
 
 from scorer.engines.base import Engine
+from scorer.hang import EXIT_BROKEN, exit_if_hung
 from scorer.notify import Notifier
 from scorer.worker import LOADING, READY, Worker, pack_stamp
 from shared import jsonio, wire
@@ -37,7 +37,6 @@ __all__ = ["EXIT_BROKEN", "EXIT_DRAINED", "EXIT_REFUSED", "EXIT_RUNNING", "Broke
 
 # Exit codes: a supervisor restarts on EXIT_BROKEN and leaves the other three alone.
 EXIT_DRAINED = 0
-EXIT_BROKEN = 70  # sysexits EX_SOFTWARE
 EXIT_RUNNING = 73  # EX_CANTCREAT: another scorer has the run directory
 EXIT_REFUSED = 78  # EX_CONFIG
 
@@ -246,25 +245,12 @@ class Broker:
                 self._take_result()
             _log.critical("exiting to be replaced", extra={"fields": {"reason": snapshot.broken}})
             return EXIT_BROKEN
-        if (hung := self._hung()) is not None:
-            what, seconds = hung
-            _log.critical(f"{what} has run too long", extra={"fields": {"seconds": seconds}})
-            faulthandler.dump_traceback(all_threads=True)
-            # The inference thread cannot be stopped; nothing here may wait for it.
-            os._exit(EXIT_BROKEN)
+        exit_if_hung(snapshot, self._started, self._settings)
         if self._drain_until is not None:
             idle = self._running is None and not self._queue and snapshot.busy_since is None
             if idle or snapshot.state == LOADING or time.monotonic() > self._drain_until:
                 return EXIT_DRAINED
         return None
-
-    def _hung(self) -> tuple[str, float] | None:
-        """What the inference thread has been at for longer than its setting allows, and how many seconds that is."""
-        snapshot, settings, now = self._worker.snapshot, self._settings, time.monotonic()
-        if snapshot.state == LOADING:
-            return ("the load", settings.load_s) if now - self._started > settings.load_s else None
-        since = snapshot.busy_since
-        return ("one job", settings.hang_s) if since is not None and now - since > settings.hang_s else None
 
     def _close(self, code: int) -> int:
         """Answer what still waits, unlink the socket and leave without waiting for the inference thread."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from shared import jsonio
 
-__all__ = ["KINDS", "ApiError", "Invalid", "Kind", "Problem", "kind_of_status", "render"]
+__all__ = ["KINDS", "ApiError", "Invalid", "Kind", "Problem", "kind_of_status", "render", "render_refusal"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class Kind:
 
 
 KINDS = {
+    # Not of the application: what gunicorn and nginx answer in its place (see render_refusal).
+    "bad_request": Kind(400, "bad_request", "api_usage_error"),
     "unauthorized": Kind(401, "unauthorized", "authentication_error"),
     "not_found": Kind(404, "not_found", "api_usage_error"),
     "model_not_found": Kind(404, "model_not_found", "api_usage_error"),
@@ -97,6 +99,35 @@ def render(error: ApiError, path: str) -> tuple[int, list[tuple[str, str]], byte
     if kind.retry_after:
         headers += [("Retry-After", str(kind.retry_after)), ("Retry-After-Ms", str(1000 * kind.retry_after))]
     return kind.status, headers, jsonio.dumps(body)
+
+
+#: What gunicorn and nginx refuse before the application sees it, or answer when it does not: kind and message.
+_REFUSALS = {
+    400: ("bad_request", "the request is not valid HTTP"),
+    404: ("not_found", "there is no such path"),
+    405: ("method_not_allowed", "the method is not supported"),
+    413: ("request_too_large", "the body is over the proxy's limit"),
+    414: ("bad_request", "the request line is too long"),
+    417: ("bad_request", "the expectation cannot be met"),
+    421: ("bad_request", "the request is for another server"),
+    429: ("busy", "the proxy's limit of requests is reached; try again"),
+    431: ("bad_request", "the headers are too large or too many"),
+    501: ("bad_request", "the transfer encoding is not supported"),
+    502: ("scorer_unavailable", "the web tier is down, or was lost while it held the request"),
+    503: ("scorer_unavailable", "the web tier is not available"),
+    504: ("deadline_exceeded", "the web tier did not answer in time"),
+    505: ("bad_request", "the HTTP version is not supported"),
+}
+
+
+def render_refusal(status: int, path: str) -> tuple[list[tuple[str, str]], bytes]:
+    """Headers and JSON body for a ``status`` of the server's or the proxy's own; conf/gunicorn.conf.py sends them, and
+    conf/nginx.conf has the same texts (a test compares). ``path`` is empty where it could not be read."""
+    other = ("bad_request", "the request cannot be served") if status < 500 else ("internal_error", "the server failed")
+    kind, message = _REFUSALS.get(status, other)
+    # With no path known, the body is in the shapes of both: error and detail.
+    _, headers, body = render(ApiError(kind, message), path or "/v1/")
+    return headers, body
 
 
 def kind_of_status(status: int) -> str:
