@@ -110,6 +110,25 @@ def test_a_frozen_scorer_sends_nothing_and_goes_on_when_it_is_woken(start: Any) 
     wait_for(lambda: service.seen("WATCHDOG=1"), NOISE, "pings again")
 
 
+def test_the_watchdogs_signal_ends_a_frozen_scorer_with_every_stack_in_the_log(start: Any) -> None:
+    """systemd sends SIGABRT and then SIGCONT (kill_and_sigcont); what replaces the process is Restart=on-failure."""
+    service = start()
+    service.start_scorer()
+    wait_for(lambda: service.seen("READY=1"), NOISE, "READY=1")
+    assert service.scorer is not None
+    service.scorer.send_signal(signal.SIGSTOP)
+    service.scorer.send_signal(signal.SIGABRT)
+    service.scorer.send_signal(signal.SIGCONT)
+    assert service.scorer.wait(NOISE) == -signal.SIGABRT
+    log = service.log("scorer")
+    assert "Fatal Python error: Aborted" in log
+    assert "broker.py" in log
+    assert "worker.py" in log
+    service.start_scorer()
+    service.forget()
+    wait_for(lambda: service.seen("READY=1"), NOISE, "the next one, on what the first left behind")
+
+
 def test_a_hung_job_ends_the_process_with_70_and_no_ping_comes_after_hang_s(start: Any) -> None:
     service = start(HANG_S="2")
     service.start_scorer()
