@@ -200,8 +200,9 @@ def test_an_error_of_nginx_on_openais_route_is_in_openais_shape(failing: Front, 
     assert list(body["error"]) == ["message", "type", "param", "code"]
     assert body["error"]["message"] == ours["message"]
     assert body["error"]["param"] is None
-    kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
-    assert body["error"]["type"] == kind
+    kind = KINDS[ours["code"]].status
+    type_ = "server_error" if kind >= 500 else "rate_limit_error" if kind == 429 else "invalid_request_error"
+    assert body["error"]["type"] == type_
     # Its clients retry every 5xx unless told not to.
     assert ("retry-after" in headers) is (KINDS[ours["code"]].retry_after > 0)
     assert headers.get("x-should-retry") == (None if "retry-after" in headers else "false")
@@ -481,6 +482,31 @@ def test_a_reload_of_the_web_tier_under_load_loses_nothing(service: Front) -> No
             load.answered(8)
     assert set(load.outcomes) == {"200"}, load.outcomes
     assert load.strangers == []
+
+
+def test_a_restart_of_the_web_tier_under_load_ends_what_has_begun(service: Front) -> None:
+    """SIGTERM: what has begun is answered; what comes meanwhile is a 502 that says to try again (failure test 14)."""
+    assert service.behind.web is not None
+    job = Background(lambda: service.post("/decide", slow(D1, 1.5)))
+    wait_running(service)
+    with Load(service, threads=3) as load:
+        service.behind.web.send_signal(signal.SIGTERM)
+        assert service.behind.web.wait(4 * NOISE) == 0
+        assert job.result()[0] == 200
+        service.behind.start_web()
+        load.answered(4)
+    assert set(load.outcomes) <= {"200", "502 scorer_unavailable"}, load.outcomes
+    assert load.strangers == []
+
+
+def test_a_body_that_does_not_come_ends_its_connection_and_reaches_nobody(pool: Pair) -> None:
+    calls = pool.record_calls()
+    before = len(calls())
+    with front(pool, {"client_body_timeout 10s;": "client_body_timeout 1s;"}) as service, Wire(service) as wire:
+        wire.send(head("/decide", 1000) + b'{"state"')
+        assert wire.at_end()
+        assert pool.slots_in_use() == 0
+    assert len(calls()) == before
 
 
 def test_a_stopped_scorer_under_load_is_503_and_nothing_else(service: Front) -> None:
