@@ -177,13 +177,7 @@ SETTINGS: tuple[Setting, ...] = (
         (SCORER,),
         "seconds after which one running job counts as hung and the scorer exits 70",
     ),
-    Setting(
-        "LOAD_S",
-        "600",
-        parsers.number(_DAY_S),
-        (SCORER,),
-        "seconds after which loading the engine counts as hung and the scorer exits 70",
-    ),
+    Setting("LOAD_S", "600", parsers.number(_DAY_S), (SCORER,), "seconds for loading the engine; then it exits 70"),
     Setting("DRAIN_S", "60", parsers.number(_DAY_S), (SCORER,), "seconds for queued jobs to finish after SIGTERM"),
     Setting("LOG_FORMAT", "json", parsers.choice("json", "text"), _BOTH, "form of the log lines on stderr"),
     Setting(

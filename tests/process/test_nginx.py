@@ -166,6 +166,12 @@ def full(service: Pair) -> Iterator[None]:
     table.close()
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/_decision_error"])
+def test_what_is_not_for_callers_is_not_there(service: Front, path: str) -> None:
+    status, _, body = service.request("GET", path)
+    assert (status, body) == (404, strict_json(render_refusal(404, path)[1]))
+
+
 # -- what nginx answers itself ---------------------------------------------------------------------
 
 STATUSES = [400, 404, 405, 413, 414, 415, 421, 429, 500, 501, 502, 503, 504, 505, 507]
@@ -203,6 +209,10 @@ def test_an_error_of_nginx_on_openais_route_is_in_openais_shape(failing: Front, 
     kind = KINDS[ours["code"]].status
     type_ = "server_error" if kind >= 500 else "rate_limit_error" if kind == 429 else "invalid_request_error"
     assert body["error"]["type"] == type_
+    own_headers, own = render_refusal(status, path)
+    if "type" in strict_json(own)["error"]:  # the route is there
+        assert body == strict_json(own)
+        assert headers.get("x-should-retry") == dict(own_headers).get("x-should-retry")
     # Its clients retry every 5xx unless told not to.
     assert ("retry-after" in headers) is (KINDS[ours["code"]].retry_after > 0)
     assert headers.get("x-should-retry") == (None if "retry-after" in headers else "false")
