@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import logging
 import os
 import signal
@@ -16,6 +17,7 @@ import sys
 from scorer import engines
 from scorer.broker import EXIT_REFUSED, EXIT_RUNNING, Broker
 from scorer.engines.base import StartRefused
+from scorer.notify import Notifier
 from shared import logs, settings
 from shared.rundir import RunDir, RunDirError, ScorerRunning
 from shared.settings import ScorerSettings, SettingsError
@@ -38,14 +40,19 @@ def serve() -> int:
     # numpy is imported with the engine. Its matrices here are small, and OpenBLAS's other threads would spin between
     # them: with two busy neighbours on two cores a 10-option call had a p99 of 15.9 ms with them and 0.66 ms without.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # A crash inside a library, and systemd's watchdog, which sends SIGABRT, leave every thread's stack in the log.
+    faulthandler.enable()
     try:
         config = ScorerSettings.from_env()
         run_dir = RunDir(config.run_dir)
         logs.configure(config.log_format, config.log_level)
         for name in settings.unknown_names():
             logging.getLogger("scorer").warning("unknown setting", extra={"fields": {"name": name}})
+        if config.hang_s <= config.request_budget_s:
+            # A warning only: the web tier, whose setting it is, may have another environment.
+            logging.getLogger("scorer").warning("HANG_S is not above REQUEST_BUDGET_S")
         lock = run_dir.lock_scorer()
-        broker = Broker(config, run_dir, engines.create(config))
+        broker = Broker(config, run_dir, engines.create(config), Notifier.from_env())
     except (SettingsError, RunDirError, SlotFileError, StartRefused, OSError) as error:
         logs.tell(f"scorer: {error}")
         return EXIT_REFUSED

@@ -10,7 +10,6 @@ inference thread grows with the payload of a job that still waits.
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
 import re
@@ -21,6 +20,8 @@ from typing import Any
 import zmq
 
 from scorer.engines.base import Engine
+from scorer.hang import EXIT_BROKEN, exit_if_hung
+from scorer.notify import Notifier
 from scorer.waiting import WaitingJob, WaitingJobs
 from scorer.worker import LOADING, READY, Worker, pack_stamp
 from shared import jsonio, logs, wire
@@ -34,9 +35,10 @@ __all__ = ["EXIT_BROKEN", "EXIT_DRAINED", "EXIT_REFUSED", "EXIT_RUNNING", "Broke
 
 # Exit codes: a supervisor restarts on EXIT_BROKEN and leaves the other three alone.
 EXIT_DRAINED = 0
-EXIT_BROKEN = 70  # sysexits EX_SOFTWARE
 EXIT_RUNNING = 73  # EX_CANTCREAT: another scorer has the run directory
 EXIT_REFUSED = 78  # EX_CONFIG
+
+DRAINING = "draining"
 
 _JOB_ID = re.compile(r"[0-9a-f]{32}")
 _INPROC = "inproc://inference"
@@ -47,14 +49,18 @@ _log = logging.getLogger("scorer.broker")
 
 
 class Broker:
-    """One scorer process. ``settings`` and ``run_dir`` are checked; ``engine`` is created, not loaded.
+    """One scorer process. ``settings`` and ``run_dir`` are checked; ``engine`` is created, not loaded; ``notifier``
+    tells the service manager, if there is one.
 
     The caller holds the run directory's scorer lock. :meth:`run` returns the exit code.
     """
 
-    def __init__(self, settings: ScorerSettings, run_dir: RunDir, engine: Engine) -> None:
+    def __init__(
+        self, settings: ScorerSettings, run_dir: RunDir, engine: Engine, notifier: Notifier | None = None
+    ) -> None:
         self._settings = settings
         self._run_dir = run_dir
+        self._notifier = notifier or Notifier()
         self._boot_id = uuid.uuid4().hex
         self._started = time.monotonic()
         # Tables are opened without a size: the web tier, whichever tier starts first, sets it.
@@ -98,6 +104,9 @@ class Broker:
             code = self._verdict()
             if code is not None:
                 return self._close(code)
+            # Last: a loop that stands still, or that has found a hung job, must not say that it is alive.
+            state = self._state()
+            self._notifier.report(state, f"{state}; {len(self._queue)} jobs wait")
 
     def _bind_front(self) -> zmq.Socket[bytes]:
         socket = self._network.socket(zmq.ROUTER)
@@ -151,8 +160,8 @@ class Broker:
         elif request.op != "predict" or payload is None or not _is_job_id(request.id):
             self._bad_messages += 1
             self._reply(envelope, Reply(request.id, self._boot_id, wire.BAD_MESSAGE, "unknown op, or no payload"))
-        elif self._worker.snapshot.state != READY or self._drain_until is not None:
-            self._refuse(envelope, request, wire.UNAVAILABLE, "draining" if self._drain_until is not None else LOADING)
+        elif self._state() != READY:
+            self._refuse(envelope, request, wire.UNAVAILABLE, self._state())
         elif request.boot_id != self._boot_id:
             self._refuse(envelope, request, wire.STALE_BOOT, "")
         else:
@@ -194,13 +203,16 @@ class Broker:
 
     # -- state ---------------------------------------------------------------------------------------------------
 
+    def _state(self) -> str:
+        """``loading``, ``ready`` or ``draining``."""
+        return DRAINING if self._drain_until is not None else self._worker.snapshot.state
+
     def _status(self) -> dict[str, Any]:
         """The payload of a status reply: numbers and names, no caller's text."""
         snapshot = self._worker.snapshot
         busy_since = snapshot.busy_since
-        state = "draining" if self._drain_until is not None else snapshot.state
         return {
-            "state": state,
+            "state": self._state(),
             "engine": snapshot.info.to_json() if snapshot.info else None,
             "queue_length": len(self._queue),
             "busy_seconds": round(time.monotonic() - busy_since, 3) if busy_since is not None else 0.0,
@@ -225,12 +237,7 @@ class Broker:
                 self._take_result()
             _log.critical("exiting to be replaced", extra={"fields": {"reason": snapshot.broken}})
             return EXIT_BROKEN
-        busy_since = snapshot.busy_since
-        if busy_since is not None and time.monotonic() - busy_since > self._settings.hang_s:
-            _log.critical("one job has run too long", extra={"fields": {"seconds": self._settings.hang_s}})
-            faulthandler.dump_traceback(all_threads=True)
-            # The inference thread cannot be stopped; nothing here may wait for it.
-            os._exit(EXIT_BROKEN)
+        exit_if_hung(snapshot, self._started, self._settings)
         if self._drain_until is not None:
             idle = self._running is None and not self._queue and snapshot.busy_since is None
             if idle or snapshot.state == LOADING or time.monotonic() > self._drain_until:

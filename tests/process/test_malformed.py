@@ -73,7 +73,7 @@ TABLE: dict[str, tuple[bytes, set[int]]] = {
     "no Host": (b"GET /health HTTP/1.1\r\n\r\n", {200, 400}),
     "two Hosts": (get(more=b"Host: y\r\n"), {200, 400}),
     **{
-        f"Host: {host!r}": (b"GET /health HTTP/1.1\r\nHost: " + host + b"\r\n\r\n", {200, 400, 422})
+        f"Host: {host!r}": (b"GET /health HTTP/1.1\r\nHost: " + host + b"\r\n\r\n", {200, 400})
         for host in (b"", b"a b", b"[::1", b"x:99999", b"\xe9", b"..", b"a/b", b"a@b", b"xn--zzzzzz--", b"," * 300)
     },
     "an unknown expectation": (post(more=b"Expect: a-miracle\r\n"), {200, 417}),

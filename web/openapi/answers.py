@@ -169,6 +169,7 @@ ANSWERS: Json = {
         object={"const": "list"},
         data=_list(_record(id=STRING, object={"const": "model"}, created={"type": "integer"}, owned_by=STRING)),
     ),
+    "Ready": _record(ready={"const": True}),
     "Health": _record(
         status={"const": "ok"},
         model=OBJECT,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 __all__ = ["NOT_ITS_OWN", "OPERATIONS", "Operation"]
 
-#: Kinds that no documented operation answers: those of other paths and methods, and the one that nobody is there to
-#: read.
-NOT_ITS_OWN = ("not_found", "method_not_allowed", "client_closed_request")
+#: Kinds that no documented operation answers: those of other paths and methods, of what is not HTTP, and the one that
+#: nobody is there to read.
+NOT_ITS_OWN = ("bad_request", "not_found", "method_not_allowed", "client_closed_request")
 
 _GUARD = ("unauthorized", "request_timeout", "request_too_large", "unsupported_media_type", "invalid_request", "busy")
 _SCORING = ("scoring_failed", "internal_error", "out_of_memory", "scorer_unavailable", "deadline_exceeded")
@@ -56,7 +56,7 @@ OPERATIONS = (
         "systemOne",
         "Jev's wire; the server's profile (jev or native, see /health) chooses the body and the answer",
         ("SystemOneJevResult", "SystemOneNativeResult"),
-        ("model_not_found", *_GUARD, *_SCORING),
+        ("model_not_found", *_GUARD, *_SCORING, "overloaded"),
         body=("SystemOneJev", "SystemOneNative"),
     ),
     Operation(
@@ -82,6 +82,15 @@ OPERATIONS = (
         "health",
         "200 while the scorer is ready: limits, pins, queue, memory",
         ("Health",),
+        ("internal_error", "scorer_unavailable"),
+        public=True,
+    ),
+    Operation(
+        "GET",
+        "/ready",
+        "ready",
+        "For balancers: whether this server should get the next request",
+        ("Ready",),
         ("internal_error", "scorer_unavailable"),
         public=True,
     ),
