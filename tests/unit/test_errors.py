@@ -116,7 +116,7 @@ def test_a_flood_of_problems_is_cut_and_counted() -> None:
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        (400, "invalid_request"),
+        (400, "bad_request"),
         (404, "not_found"),
         (405, "method_not_allowed"),
         (413, "request_too_large"),
