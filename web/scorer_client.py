@@ -80,16 +80,16 @@ class _Connection:
     """A REQ socket, the monitor of its connection, and a poller over both. Connects on construction, and raises
     ApiError ``scorer_unavailable`` when nobody answers at the other end in time.
 
-    ZMQ_IMMEDIATE, the usual way not to send to an absent scorer, is not used: with it libzmq drops what has arrived
-    but was not yet read as soon as the connection ends, so the last answer of a scorer that exits was lost to every
-    thread that woke up late (50 of 50 here, none without it). The monitor tells instead when the two have shaken
-    hands. A job that is sent at the very moment at which its scorer dies may still reach the next one, which refuses it
-    by its boot id.
+    ZMQ_IMMEDIATE, the usual way not to send to an absent scorer, is not used: with it libzmq drops what has arrived but
+    was not yet read when the connection ends, so a thread that woke up late lost the last answer of a scorer that exits
+    (50 of 50 here, none without it). The monitor tells instead when the two have shaken hands. A job that is sent just
+    as its scorer dies may reach the next one, which refuses it by its boot id.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self.socket = context.socket(zmq.REQ)
         self.socket.linger = 0
+        self.socket.sndtimeo = int(1000 * _CONNECT_S)
         self.socket.heartbeat_ivl = 1000 * _HEARTBEAT_S
         self.socket.heartbeat_timeout = 1000 * _SILENCE_S
         self.monitor = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
@@ -210,8 +210,11 @@ class ScorerClient:
         try:
             send(connection.socket, [wire.encode_request(request), payload])
             reply, body = self._await(connection, request.id, deadline, caller)
-        except BaseException:
+        except BaseException as error:
             connection.close()
+            if isinstance(error, zmq.ZMQError):
+                _log.error("the connection failed", extra={"fields": {"reason": str(error)}})
+                raise ApiError("scorer_unavailable", "the connection to the scorer failed") from None
             raise
         self._idle.append(connection)
         return reply, body

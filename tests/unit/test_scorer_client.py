@@ -130,3 +130,23 @@ def test_a_listener_that_never_shakes_hands_is_unavailable_soon(client: ScorerCl
             ask(client, 60)
         assert caught.value.kind == "scorer_unavailable"
         assert time.monotonic() - began < 10
+
+
+def test_a_connection_that_fails_is_503_and_is_not_kept(
+    client: ScorerClient, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scorer = Scorer(endpoint, wire.FAILED)
+    with monkeypatch.context() as broken:
+
+        def fail(*_: Any) -> None:
+            raise zmq.ZMQError(zmq.EFSM)
+
+        broken.setattr("web.scorer_client.send", fail)
+        with pytest.raises(ApiError) as refused:
+            ask(client)
+    assert refused.value.kind == "scorer_unavailable"
+    assert not client._idle
+    with pytest.raises(ApiError) as answered:
+        ask(client)
+    assert answered.value.kind == "scoring_failed"
+    scorer.join(5)
