@@ -42,6 +42,12 @@ _FILES = {
     "wire": "process/test_wire_hostile",
     "leaks": "process/test_leaks",
     "trouble": "contract/test_trouble",
+    "early": "process/test_early_answers",
+    "nginx": "process/test_nginx",
+    "metrics": "process/test_metrics",
+    "secrets": "process/test_secrets",
+    "decisions": "contract/test_decisions",
+    "edges": "contract/test_decisions_edges",
 }
 
 ARCHITECTURE: Mapping[int, Entry] = {
@@ -173,10 +179,8 @@ ARCHITECTURE: Mapping[int, Entry] = {
     ),
     20: _entry(
         "early answers to large bodies, 200 times",
-        """requests: 200_early_answers_to_a_client_that_still_sends;
-        http: an_early_answer_reaches_a_client_that_still_sends
-        a_connection_is_usable_after_an_early_answer_to_a_small_body""",
-        "through nginx: pending integration: ops: tests/process/test_nginx.py",
+        """early: 200_early_answers_to_a_client_that_still_sends an_early_answer_reaches_a_client_that_still_sends;
+        http: a_connection_is_usable_after_an_early_answer_to_a_small_body""",
     ),
     21: _entry(
         "Expect: 100-continue",
@@ -214,8 +218,9 @@ ARCHITECTURE: Mapping[int, Entry] = {
     26: _entry(
         "slow callers",
         """http: a_dripping_body_is_408_at_the_deadline a_slow_body_within_the_deadline_is_served
-        a_body_that_never_comes_is_408_at_the_deadline_and_more_of_them_than_slots_free_every_thread""",
-        "slow heads need the proxy (README): pending integration: ops: tests/process/test_nginx.py",
+        a_body_that_never_comes_is_408_at_the_deadline_and_more_of_them_than_slots_free_every_thread;
+        nginx: slow_senders_hold_no_thread_and_no_slot a_slow_reader_holds_no_thread""",
+        "slow heads need the proxy (conf/README.md)",
     ),
     27: _entry(
         "the body limit to the byte, chunks, trailers",
@@ -249,18 +254,19 @@ ARCHITECTURE: Mapping[int, Entry] = {
     ),
     31: _entry(
         "10,000 bodies of the contract's grammar",
-        "unit/test_plan: properties_of_any_plan",
-        "pending integration: api: the fuzzers of the routes",
+        """unit/test_plan: properties_of_any_plan;
+        conformance/test_schemathesis: the_service_keeps_to_the_document_that_it_serves;
+        fuzz/test_targets: a_target_holds_for_3000_damaged_seeds_and_random_bytes
+        a_target_holds_for_what_hypothesis_tries""",
     ),
     32: _entry(
         "strangers on the scorer's socket",
         """wire: a_message_of_another_shape_is_counted_and_harms_nobody
-        2000_random_messages_leave_the_broker_alive_and_are_counted
+        10000_random_messages_leave_the_broker_alive_and_are_counted
         a_job_with_the_right_boot_id_and_odd_numbers_is_refused_and_harms_nobody
         a_10_megabyte_frame_is_absorbed raw_bytes_that_are_not_zeromq_are_absorbed
         a_message_of_another_id_or_slot_never_answers_for_a_real_request;
         unit/test_broker: no_header_ends_the_broker random_frames_are_dropped_or_answered_and_counted""",
-        "10,000 random messages: pending integration: api",
     ),
     33: _entry(
         "replies that cannot be right",
@@ -342,12 +348,12 @@ TROUBLE: Mapping[int, Entry] = {
     8: _entry(
         "NaN or a missing answer",
         """trouble: rank_08_a_broken_number_or_a_missing_answer_is_never_a_200
-        rank_08_neither_in_the_native_profile""",
-        "on /v1/decisions: pending integration: dec",
+        rank_08_neither_in_the_native_profile;
+        decisions: a_broken_answer_is_500_for_the_whole_request""",
     ),
     9: _entry(
         "early answers to a client that still sends",
-        """requests: 200_early_answers_to_a_client_that_still_sends;
+        """early: 200_early_answers_to_a_client_that_still_sends;
         trouble: rank_09_an_early_answer_reaches_a_client_that_is_still_sending""",
     ),
     11: _entry(
@@ -359,8 +365,8 @@ TROUBLE: Mapping[int, Entry] = {
         "slots lost on error paths",
         """requests: every_error_path_by_turns_200_times_under_load_leaves_every_slot_free;
         trouble: rank_12_no_error_path_loses_a_slot rank_12_a_reset_in_the_middle_of_a_body_loses_no_slot;
-        admission: every_error_path_gives_its_slot_back""",
-        "the gauge of /metrics: pending integration: met",
+        admission: every_error_path_gives_its_slot_back;
+        metrics: a_worker_killed_in_the_middle_of_requests_leaves_no_slot_in_use""",
     ),
     13: _entry(
         "key order",
@@ -383,8 +389,8 @@ TROUBLE: Mapping[int, Entry] = {
     ),
     17: _entry(
         "lone surrogates",
-        """trouble: rank_17_a_lone_surrogate_is_422_wherever_it_stands rank_17_a_pair_is_taken_and_echoed_unchanged""",
-        "a choice value of /v1/decisions: pending integration: dec",
+        """trouble: rank_17_a_lone_surrogate_is_422_wherever_it_stands rank_17_a_pair_is_taken_and_echoed_unchanged;
+        decisions: a_lone_surrogate_is_400_wherever_it_stands_and_a_pair_is_echoed""",
     ),
     19: _entry(
         "the framework's HTML and codes",
@@ -417,7 +423,16 @@ TROUBLE: Mapping[int, Entry] = {
         rank_26_images_are_refused_and_null_or_an_empty_list_is_none
         rank_26_unknown_names_are_ignored_alike_at_every_depth""",
     ),
-    28: _entry("/v1/decisions", "", "pending integration: dec: its contract tests"),
+    28: _entry(
+        "/v1/decisions",
+        """edges: edge_1_names_are_optional_and_may_repeat_or_be_empty
+        edge_5_a_system_message_is_named_and_user_messages_alone_are_served
+        edge_6_an_image_in_instructions_is_400_and_named
+        edge_11_openais_caching_fields_change_nothing_and_temperature_is_unknown;
+        decisions: every_question_is_a_call_of_its_own_and_its_name_stays_here;
+        contract/test_decisions_granite: d10_the_body_has_no_field_beyond_openais_whatever_the_engine_adds;
+        conformance/test_openai_sdk: every_kind_of_input_and_question_is_parsed_by_the_strict_client""",
+    ),
     29: _entry(
         "timers and signals",
         """processes: a_call_of_45_s_is_answered 10_times_sigterm_of_the_web_tier_under_load;
@@ -447,21 +462,26 @@ TROUBLE: Mapping[int, Entry] = {
         a_bad_setting_stops_the_scorer_with_78_and_names_the_variable;
         unit/test_rundir: a_socket_path_of_107_bytes_is_accepted_and_one_more_is_refused_with_the_limit""",
     ),
-    36: _entry("metrics of several processes", "", "pending integration: met: tests/process/test_metrics.py"),
+    36: _entry(
+        "metrics of several processes",
+        """metrics: every_worker_tells_the_sum_over_all_workers counts_survive_the_death_of_workers_and_never_go_down
+        a_worker_killed_in_the_middle_of_requests_leaves_no_slot_in_use a_new_service_counts_from_0;
+        unit/test_metrics: dead_workers_are_folded_into_one_file_a_kind_and_their_counts_stay""",
+    ),
     38: _entry(
         "quiet coercion",
         "trouble: rank_38_nothing_is_coerced rank_38_strings_that_look_like_other_types_stay_strings",
     ),
     39: _entry(
         "NaN and Infinity in a request",
-        "trouble: rank_39_a_literal_that_is_no_json_is_422 rank_39_the_words_as_strings_are_texts",
-        "input_json of /v1/decisions: pending integration: dec",
+        "trouble: rank_39_a_literal_that_is_no_json_is_422 rank_39_the_words_as_strings_are_texts; "
+        "edges: edge_9_what_is_not_strict_json_is_400_and_never_500",
     ),
     40: _entry(
         "wrong containers, odd encodings",
         """trouble: rank_40_a_wrong_top_level_is_422 rank_40_a_wrong_nested_container_is_422
-        rank_40_odd_encodings_are_treated_alike_everywhere""",
-        "on /v1/decisions: pending integration: dec",
+        rank_40_odd_encodings_are_treated_alike_everywhere;
+        decisions: a_body_that_is_no_object_is_400 a_value_of_another_kind_is_refused_by_its_path""",
     ),
     41: _entry(
         "limits and packing",
@@ -484,7 +504,7 @@ TROUBLE: Mapping[int, Entry] = {
         "what a 500 and the log tell",
         """trouble: rank_47_a_500_tells_nothing_and_the_log_keeps_no_callers_text
         rank_47_a_bug_of_ours_is_a_500_with_a_fixed_message;
-        leaks: no_text_of_a_caller_and_no_engine_message_reaches_any_log
+        secrets: no_text_of_a_caller_and_no_engine_message_reaches_any_log
         a_request_that_gunicorn_refuses_leaves_no_text_of_the_callers_in_the_log
         a_failure_of_the_engine_is_one_record_with_its_frames""",
     ),
@@ -514,5 +534,12 @@ TROUBLE: Mapping[int, Entry] = {
         """trouble: rank_51_a_neighbours_request_changes_no_number;
         intern/test_intern_http: answers_are_bit_identical_alone_beside_eight_clients_and_after_a_restart""",
     ),
-    52: _entry("behind nginx", "", "pending integration: ops: tests/process/test_nginx.py"),
+    52: _entry(
+        "behind nginx",
+        """nginx: every_route_answers_as_it_does_without_nginx the_applications_own_errors_pass_untouched
+        a_429_and_a_503_pass_with_their_retry_after an_error_of_nginx_is_the_applications_word_for_word
+        the_application_says_413_up_to_the_proxys_limit_and_the_proxy_above
+        a_post_whose_worker_dies_is_never_sent_again a_caller_that_leaves_frees_its_slot;
+        early: an_early_answer_reaches_a_client_that_still_sends""",
+    ),
 }

@@ -7,16 +7,14 @@ import http.client
 import json
 import math
 import random
-import shutil
 import struct
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.chaos.conftest import QUEUE, Record
-from tests.harness import BEARER, D1, TOKEN, Pair, pair, wait_for
+from tests.harness import BEARER, D1, Pair, pair, wait_for
 from tests.process.support import (
     MIXED,
     NOISE,
@@ -25,11 +23,9 @@ from tests.process.support import (
     Load,
     Wire,
     at_once,
-    head,
     health,
     is_own,
     own_decision,
-    padded,
     slow,
     starts,
     timed_post,
@@ -38,7 +34,6 @@ from tests.process.support import (
     wait_slots,
     whole,
 )
-from tests.process.test_body_http import by_curl, by_requests, by_urllib
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.chaos]
 
@@ -61,45 +56,6 @@ def test_50_bursts_of_max_queue_plus_8(service: Pair, record: Record) -> None:
             seen.recovered()
         assert watch.most_slots <= QUEUE
         assert not watch.bad
-
-
-CLIENTS = {"urllib": by_urllib, "requests": by_requests} | ({"curl": by_curl} if shutil.which("curl") else {})
-
-
-@pytest.mark.parametrize("client", CLIENTS)
-@pytest.mark.parametrize("size", [1_000_000, 3 << 20, 8 << 20])
-def test_200_early_answers_to_a_client_that_still_sends(record: Record, client: str, size: int) -> None:
-    """401 and 429 at any size, 413 above the limit: always the status and its JSON, never a reset."""
-    ask: Callable[[str, bytes, str], tuple[int, Any]] = CLIENTS[client]
-    data = padded(size)
-    with pair(MAX_QUEUE="4", BODY_DEADLINE_S="60") as service:
-        url = f"http://127.0.0.1:{service.port}/decide"
-        calls = service.record_calls()
-        with record(service, f"refused while it sends {size / 1e6:.1f} MB: {client}") as seen:
-            kinds = [(401, "unauthorized", "x" * 40)] + ([(413, "request_too_large", TOKEN)] if size > 1 << 20 else [])
-            wires: list[Wire] = []
-            bad: list[Any] = []
-            for number in range(200):
-                if number == 130:
-                    # From here on the queue is full.
-                    wires = [Wire(service).send(head("/decide", 1000)) for _ in range(4)]
-                    wait_slots(service, 4)
-                    kinds = [(429, "busy", TOKEN)]
-                expected, code, token = kinds[number % len(kinds)]
-                seen.hit()
-                try:
-                    status, body = ask(url, data, token)
-                except Exception as error:  # counted: it is what must not be
-                    bad.append(repr(error))
-                    continue
-                seen.fault.answers[str(status)] += 1
-                if (status, body["error"]["code"]) != (expected, code):
-                    bad.append((status, body))
-            for wire in wires:
-                wire.close()
-            wait_slots(service, 0)
-            assert bad == []
-            assert starts(calls()) == []
 
 
 def test_20_times_every_waiting_caller_leaves(service: Pair, record: Record) -> None:

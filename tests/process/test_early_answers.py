@@ -91,5 +91,5 @@ def test_an_early_answer_reaches_a_client_that_still_sends(
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("client", CLIENTS)
 @pytest.mark.parametrize(("status", "size"), CASES)
-def test_it_does_so_a_hundred_times(service: Pair, client: Client, status: int, size: str) -> None:
-    refused(service, client, status, SIZES[size], times=100)
+def test_200_early_answers_to_a_client_that_still_sends(service: Pair, client: Client, status: int, size: str) -> None:
+    refused(service, client, status, SIZES[size], times=200)
