@@ -1,8 +1,9 @@
 # make serve        both tiers on this machine; settings: PORT, ENGINE, and any INTERN_DECISION_* variable
 # make test         lint, then all tests that need no GPU; ARGS goes to pytest: make test ARGS="-k health"
-# make test-core    the same without the intern engine's, which need torch: gigabytes on some platforms
+# make test-core    the same without the intern and labels engines', which need torch: gigabytes on some platforms
 # make lint         style, types, import rule
 # make bench        what the server adds to the engine; ARGS goes to tests/bench/serving.py
+# make bench-labels   what sharing a state saves on the labels engine; ARGS goes to tests/bench/bench_labels.py
 # make bench-offline  what the offline harness adds to it; ARGS goes to tests/bench/bench_offline.py
 # make clean        removes what the others made, but not run/, which holds the token
 
@@ -20,9 +21,12 @@ PACKAGING := setup.cfg pyproject.toml conf/requirements-sparrow.txt
 # Extra of setup.cfg for each engine; the fake engine needs none.
 EXTRA_sparrow := sparrow
 EXTRA_intern := intern
-# The intern engine on a tiny random checkpoint that is built on the spot: the whole path, no real answers.
+EXTRA_labels := labels
+# These engines on a tiny random model that is built on the spot: the whole path, no real answers.
 EXTRA_intern-tiny := intern
+EXTRA_labels-tiny := labels
 CONSTRAINT_intern-tiny := --constraint conf/constraints-cpu.txt
+CONSTRAINT_labels-tiny := $(CONSTRAINT_intern-tiny)
 EXTRA := $(EXTRA_$(ENGINE))
 # Stamps, so that a second start does no pip work. One for each extra: an engine may be added later.
 SERVING := $(VENV)/.serve-$(EXTRA)
@@ -36,7 +40,7 @@ INSTALL_SPARROW = $(PIP) install --no-deps --require-hashes -r conf/requirements
 GUARD = $(shell setpriv --pdeathsig TERM true 2>/dev/null && echo setpriv --pdeathsig TERM --)
 SERVE_ARGS = conf/serve.py --port '$(PORT)' --engine '$(ENGINE)'
 
-.PHONY: serve test test-core lint bench bench-offline clean
+.PHONY: serve test test-core lint bench bench-labels bench-offline clean
 .NOTPARALLEL:
 
 # exec: signals to make, and Ctrl-C, go straight to the process that stops both tiers.
@@ -47,9 +51,9 @@ serve: $(SERVING)
 test: $(TESTING_INTERN) lint
 	@$(BIN)/python -m pytest $(ARGS)
 
-# tests/intern collects nothing where torch is missing; where it is not, this leaves it out.
+# These two collect nothing where torch is missing; where it is not, this leaves them out.
 test-core: lint
-	@$(BIN)/python -m pytest --ignore tests/intern $(ARGS)
+	@$(BIN)/python -m pytest --ignore tests/intern --ignore tests/labels $(ARGS)
 
 lint: $(TESTING)
 	@$(BIN)/ruff check .
@@ -58,6 +62,9 @@ lint: $(TESTING)
 
 bench: $(TESTING)
 	@$(BIN)/python -m tests.bench.serving $(ARGS)
+
+bench-labels: $(TESTING_INTERN)
+	@$(BIN)/python -m tests.bench.bench_labels $(ARGS)
 
 bench-offline: $(TESTING)
 	@$(BIN)/python -m tests.bench.bench_offline $(ARGS)
@@ -82,5 +89,5 @@ $(TESTING): $(PACKAGING)
 
 $(TESTING_INTERN): $(TESTING) conf/constraints-cpu.txt
 	$(INSTALL_BEGIN)
-	@$(PIP) install --constraint conf/constraints-cpu.txt --editable '.[bench,dev,intern,serve,sparrow]'
+	@$(PIP) install --constraint conf/constraints-cpu.txt --editable '.[bench,dev,granite,intern,labels,serve,sparrow]'
 	@touch $@

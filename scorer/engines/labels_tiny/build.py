@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from scorer.engines.intern_checkpoint import go_offline
+from scorer.engines.torch_start import go_offline
 from shared.settings import PREFIX
 
 __all__ = ["CONTEXT", "TURN_END", "TURN_START", "build_tiny_lm", "main", "tokenizer_of"]
