@@ -22,6 +22,7 @@ from scorer.engines.base import CallResult, PreparedCall, Question, StartRefused
 from scorer.engines.bounded_cache import BoundedCache
 from scorer.engines.labels_chat import Chat
 from scorer.engines.labels_describe import CALIBRATION, QUESTION_TOKENS, REQUEST_TOKENS, describe
+from scorer.engines.labels_prompt import breakable
 from scorer.engines.labels_prompts import Prompts
 from scorer.engines.labels_request import Read, Request
 from scorer.engines.questions import Options, answer
@@ -92,6 +93,8 @@ class LabelsEngine:
         """
         settings, started = self._settings, time.monotonic()
         marker = settings.labels_marker or ""
+        if marker and not breakable(marker):
+            raise StartRefused(f"{PREFIX}LABELS_MARKER={marker}: it could not be broken where a caller's text has it")
         renderer = labels_model.load_renderer(settings.labels_renderer)
         system = labels_model.read_system_prompt(settings.labels_system_prompt_file)
         go_offline()
@@ -111,7 +114,8 @@ class LabelsEngine:
         if len(prompts.letters) < 2:
             raise StartRefused(f"{PREFIX}CHECKPOINT: of the labels A, B, ... fewer than two are one token of the model")
         if adapter:
-            labels_adapter.check_activation(loaded.config, adapter, marker, chat.ids(prompts.probe))
+            ids = chat.ids(prompts.probe)
+            labels_adapter.check_activation(loaded.config, adapter, marker, ids, prompts.before_question)
         model = self._starting("moving the model to its device", lambda: loaded.model.to(device))
         check_placement(model, device)
         # Only now: it imports torch and transformers, which have to find the process offline.
@@ -160,7 +164,7 @@ class LabelsEngine:
     def canary(self) -> tuple[tuple[float, ...], ...]:
         """The label logits of a small request, read from an empty cache, whatever the settings limit."""
         self._prefixes.clear()
-        calls = self._prepare(_CANARY_STATE, _CANARY, "", Limits(tokens=QUESTION_TOKENS), REQUEST_TOKENS)
+        calls = self._warm_up()
         for call in calls:
             self._predict(call)
         self._prefixes.clear()
@@ -176,6 +180,9 @@ class LabelsEngine:
 
     def _starting(self, what: str, work: Callable[[], T]) -> T:
         return starting(self._torch, self._settings.vram_cap_gib, what, work)
+
+    def _warm_up(self) -> list[PreparedCall]:
+        return self._prepare(_CANARY_STATE, _CANARY, "", Limits(tokens=QUESTION_TOKENS), REQUEST_TOKENS)
 
     def _prepare(
         self, state: Any, calls: Sequence[Mapping[str, Question]], salt: str, limits: Limits, most: int
@@ -245,8 +252,7 @@ class LabelsEngine:
     def _check_sharing(self, dtype: str) -> None:
         """Whether a prompt may be read behind its prefix: the model's layers must be of a kind that can, and the logits
         must come out the same. Otherwise every prompt is read whole."""
-        limits = Limits(tokens=QUESTION_TOKENS)
-        request = self._prompts.request(_CANARY_STATE, _CANARY, "", limits, REQUEST_TOKENS)[0].payload[0]
+        request = self._warm_up()[0].payload[0]
         labels = [read.labels for read in request.reads]
         whole = [self._reader.read(None, [[*request.shared, *read.ids]], [read.labels])[0] for read in request.reads]
         if request.shared and self._reader.can_share():

@@ -39,15 +39,25 @@ def choose_adapter(config: Any, asked: str | None, marker: str) -> str | None:
     return str(name)
 
 
-def check_activation(config: Any, name: str, marker: str, ids: Sequence[int]) -> None:
-    """Raise StartRefused unless the prompt ``ids`` holds the adapter's control token once, and no other adapter's."""
+def check_activation(config: Any, name: str, marker: str, ids: Sequence[int], before: int) -> None:
+    """Raise StartRefused unless the prompt ``ids`` holds the adapter's control token once and no other adapter's, and
+    holds it before the question: among the first ``before`` ids.
+
+    Where no turn holds an adapter's invocation text, the chat template turns it on once too, but only for the answer:
+    so a wrong marker would pass for a right one. Adapters of a two-stream checkpoint (Shadow Residual) belong there.
+    """
     tokens = list(config.adapter_token_ids)
     # A checkpoint may have one more: a leading token that turns every adapter off.
     own = tokens[config.adapter_names.index(name) + len(tokens) - len(config.adapter_names)]
     found = [number for number in ids if number in tokens]
+    own_count = found.count(own)
     if found != [own]:
-        own_count = found.count(own)
         raise StartRefused(
             f"{PREFIX}LABELS_MARKER={marker}: in a prompt with it the chat template turns the adapter {name} on "
             f"{own_count} times and others {len(found) - own_count} times; it must be once and never"
+        )
+    if own not in ids[:before] and not getattr(config, "dual_stream", False):
+        raise StartRefused(
+            f"{PREFIX}LABELS_MARKER={marker}: it is not what turns the adapter {name} on: the chat template does so "
+            "behind the question, where it would not read it"
         )

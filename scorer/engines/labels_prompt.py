@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from scorer.engines.questions import Options
 from shared.jsonio import as_text
 
-__all__ = ["MOST_LABELS", "Asked", "Escape", "Prompt", "candidates", "plain", "render"]
+__all__ = ["MOST_LABELS", "Asked", "Escape", "Prompt", "breakable", "candidates", "plain", "render"]
 
 #: Options of one question, as in Jev's and OpenAI's interfaces.
 MOST_LABELS = 255
@@ -77,15 +77,19 @@ def candidates() -> Iterator[str]:
     yield from (first + second for first in string.ascii_uppercase for second in string.ascii_uppercase)
 
 
+def breakable(text: str) -> bool:
+    """Whether U+2060 behind its first character makes another text of it: not of one character alone, and not of the
+    joiner itself."""
+    return len(text) > 1 and _JOINER not in text
+
+
 class Escape:
     """Breaks control tokens and the marker in a caller's text with U+2060 behind their first character, so that the
-    text can neither forge a turn nor move the point where an adapter starts (C9).
-
-    Texts of one character cannot be broken and are left out.
-    """
+    text can neither forge a turn nor move the point where an adapter starts (C9). Texts that are not
+    :func:`breakable` are left out."""
 
     def __init__(self, forbidden: Iterable[str]) -> None:
-        texts = sorted({text for text in forbidden if len(text) > 1}, key=len, reverse=True)
+        texts = sorted(set(filter(breakable, forbidden)), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
 
     def __call__(self, text: str) -> str:

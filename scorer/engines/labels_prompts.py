@@ -21,7 +21,10 @@ __all__ = ["Prompts"]
 #: Stands for any question when the beginning that all share is looked for. It begins with a character that no caller's
 #: question will: a private one.
 _ANY = Asked("noul", "\ue000", (("no", ""), ("yes", "")))
+_OTHER = _ANY._replace(instructions="Did it?")
 _PROBE_STATE = "The pump stopped twice."
+#: Tokens behind the last control token before the question: a marker and the words of a role are fewer.
+_WORTH_SHARING = 32
 
 
 class Prompts:
@@ -34,8 +37,9 @@ class Prompts:
         self._ids: dict[str, int | None] = {}
         #: Labels that are one token each behind a prompt, all different, in the order of C4.
         self.letters = list(candidates())
-        #: A whole prompt of no caller's.
+        #: A whole prompt of no caller's, and how many of its ids come before the question.
         self.probe = self._render(_PROBE_STATE, _ANY)[0]
+        self.before_question = common([chat.ids(self.probe), chat.ids(self._render(_PROBE_STATE, _OTHER)[0])])
         by_id: dict[int, str] = {}
         for letter in self.letters:
             number = self._label_id(letter)
@@ -99,8 +103,10 @@ class Prompts:
             rests.append(self._chat.ids(text[len(head) :]))
             _check_length(len(head_ids) + len(rests[-1]), most)
             labels.append([self._known_id(name) for name in names])
-        # Behind the head the question's turn begins alike too. A rest keeps a token: it is what is read.
+        # What rests begin with alike may depend on the questions, and a kept prefix should not, so a little is left to
+        # them. It is much where a renderer puts the state into the question's turn. A rest keeps a token to be read.
         size = min(common([*rests, self._chat.ids(other[len(head) :])]), *(len(rest) - 1 for rest in rests))
+        size = size if size >= _WORTH_SHARING or not head else 0
         shared = head_ids + rests[0][:size]
         reads = [Read(rest[size:], own, len(head_ids) + len(rest)) for rest, own in zip(rests, labels, strict=True)]
         return digests, Request(shared, salt, reads)

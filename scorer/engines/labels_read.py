@@ -15,16 +15,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from scorer.engines.base import NonFiniteForward
+from scorer.engines.labels_request import CHUNK
 
 __all__ = ["Prefix", "Reader", "Reading"]
 
 # Not as statements: with one set of types or another, or with none, mypy has to say the same.
 torch: Any = importlib.import_module("torch")
 cache_utils: Any = importlib.import_module("transformers.cache_utils")
-
-#: Tokens of a prefix that are forwarded at once: bounds the attention masks, which Granite Switch makes in float32 and
-#: of this many rows.
-_CHUNK = 2048
 
 
 class Reading(NamedTuple):
@@ -47,15 +44,18 @@ class Prefix(NamedTuple):
         return sum(part.nbytes for layer in self.layers for part in layer)
 
 
-class _Behind(cache_utils.DynamicLayer):  # type: ignore[misc]
-    """A cache layer that gives the prefix's keys and values with a read's own behind them, and keeps only the
-    prefix's."""
+class _Grown(cache_utils.DynamicLayer):  # type: ignore[misc]
+    """A cache layer that begins with a prefix's keys and values."""
 
     def __init__(self, keys: Any, values: Any) -> None:
         super().__init__()
         self.keys, self.values = keys, values
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
+
+
+class _Behind(_Grown):
+    """One that gives them with a read's own behind them, but keeps only the prefix's."""
 
     def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Both joined, one row each for every row of the read."""
@@ -90,10 +90,17 @@ class Reader:
 
     def prefix(self, ids: Sequence[int]) -> Prefix:
         """Forward a prefix of at least one token."""
-        cache = cache_utils.DynamicCache(config=self.model.config)
+        return self._behind(None, ids)
+
+    def _behind(self, prefix: Prefix | None, ids: Sequence[int]) -> Prefix:
+        """The prefix and ``ids`` behind it, forwarded in chunks."""
+        cache = cache_utils.DynamicCache()
+        if prefix is not None:
+            # Joining makes new tensors, so the prefix's own stay as they are.
+            cache.layers = [_Grown(*layer) for layer in prefix.layers]
         with torch.inference_mode():
-            for start in range(0, len(ids), _CHUNK):
-                chunk = torch.tensor([ids[start : start + _CHUNK]], device=self._device)
+            for start in range(0, len(ids), CHUNK):
+                chunk = torch.tensor([ids[start : start + CHUNK]], device=self._device)
                 self.forwarded += chunk.numel()
                 self.model(input_ids=chunk, past_key_values=cache, use_cache=True, logits_to_keep=1)
         return Prefix([(layer.keys, layer.values) for layer in cache.layers])
@@ -103,6 +110,9 @@ class Reader:
     ) -> list[Reading]:
         """Forward ``rows`` (token ids, behind the prefix if there is one) as one batch and read each at its end, at the
         ids of its ``labels``. Raises :class:`NonFiniteForward`."""
+        if prefix is not None and len(rows) == 1 and len(rows[0]) > CHUNK:
+            # A long question is taken as more prefix, all but its end.
+            prefix, rows = self._behind(prefix, rows[0][:-CHUNK]), [rows[0][-CHUNK:]]
         with torch.inference_mode():
             at_end = self._forward(prefix, rows).float()
             most = max(map(len, labels))

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["LABELS_A_READ", "Read", "Request", "batches"]
+__all__ = ["CHUNK", "LABELS_A_READ", "Read", "Request", "batches"]
 
 #: Labels of one read, as vLLM takes no more in one request (contract/granite-switch-decision.md, C15, C16). Here one
 #: forward gives every logit, so a further read of the same prompt costs nothing. It is counted all the same, so that
 #: usage means what it means there, and all its tokens count as cached.
 LABELS_A_READ = 128
+#: Tokens of a prefix, or of one question, that are forwarded at once. Granite Switch makes two float32 masks of as many
+#: rows as tokens: 16,384 at once took 3.2 GB on a tiny model.
+CHUNK = 2048
 
 
 @dataclass
@@ -66,7 +69,8 @@ def batches(lengths: Sequence[int], shared: int, budget: int) -> list[list[int]]
     out: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: (lengths[index], index)):
         batch = out[-1] if out else []
-        fits = (len(batch) + 1) * (shared + lengths[index]) <= budget
+        # A row that is read in chunks is read alone.
+        fits = (len(batch) + 1) * (shared + lengths[index]) <= budget and lengths[index] <= CHUNK
         if batch and fits and 2 * lengths[index] <= 3 * lengths[batch[0]]:
             batch.append(index)
         else:
