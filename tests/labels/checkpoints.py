@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from scorer.engines.labels_tiny.build import CONTEXT, build_tiny_lm, tokenizer_of
+from scorer.engines.torch_start import go_offline
 
 __all__ = ["ADAPTERS", "MARKER", "build_tiny_granite", "build_tiny_lm"]
 
@@ -39,12 +40,15 @@ def build_tiny_granite(
     *,
     adapters: dict[str, str] = ADAPTERS,
     marker_activates: Literal["once", "never", "twice"] = "once",
+    base_reset: bool = False,
 ) -> Path:
     """A tiny random Granite Switch checkpoint in ``folder``, with ``adapters`` (name to invocation text); returns it.
 
     The chat template and the control tokens are those of the real composer. With ``never`` the template ignores
-    adapters, as one that was not composed does; with ``twice`` it also switches on before the answer.
+    adapters, as one that was not composed does; with ``twice`` it also switches on before the answer. ``base_reset``
+    adds the control token that switches every adapter off, in front of the others.
     """
+    go_offline()
     torch: Any = importlib.import_module("torch")
     granite: Any = importlib.import_module("granite_switch.hf")  # registers its classes, too
     composer: Any = importlib.import_module("granite_switch.composer.tokenizer_setup")
@@ -54,9 +58,9 @@ def build_tiny_granite(
     tokenizer = tokenizer_of(_TEMPLATE, [_ROLE, _ROLE_END, _TURN_END])
     discovered = [_adapter(folder, tokenizer, name, text) for name, text in adapters.items()]
     with contextlib.redirect_stdout(io.StringIO()):  # the composer reports what it does
-        control, _ = composer.add_control_tokens(tokenizer, discovered)
+        control, _ = composer.add_control_tokens(tokenizer, discovered, base_reset=base_reset)
         role = tokenizer.convert_tokens_to_ids(_ROLE)
-        substitutes = composer.build_substitute_token_ids(discovered, role)
+        substitutes = composer.build_substitute_token_ids(discovered, role, base_reset=base_reset)
         composer.configure_chat_template(tokenizer, discovered)
     if marker_activates == "never":
         tokenizer.chat_template = _TEMPLATE
