@@ -73,12 +73,10 @@ def fingerprint(directory: Path) -> str:
 
 
 def model_name(directory: Path) -> str:
-    """A name for the model of a directory: that of a Hugging Face cache's entry for its snapshots, else the
-    directory's."""
+    """A name for the model of a directory: the directory's own; for a snapshot, whose name is a hash, that of the entry
+    of a Hugging Face cache which it belongs to, without the owner."""
     path = directory.absolute()
-    if path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--"):
-        return path.parent.parent.name.rpartition("--")[2]
-    return path.name
+    return path.parent.parent.name.rpartition("--")[2] if path.parent.name == "snapshots" else path.name
 
 
 def load_renderer(reference: str) -> Callable[..., Any]:
