@@ -125,6 +125,21 @@ def test_what_a_batch_holds_besides_and_its_padding_change_no_reading(engine: La
         assert beside.label_mass == pytest.approx(alone.label_mass, abs=1e-6)
 
 
+def test_a_model_that_applies_its_head_another_way_is_read_at_the_same_places(engine: LabelsEngine) -> None:
+    rows, labels = [[60, 61, 62], [70] * 9], [[50, 51]] * 2
+    expected = engine.reader.read(None, rows, labels)
+    hooks = engine.reader.model.get_output_embeddings()._forward_pre_hooks
+    kept = dict(hooks)
+    assert kept
+    hooks.clear()
+    try:
+        found = engine.reader.read(None, rows, labels)
+    finally:
+        hooks.update(kept)
+    for one, other in zip(found, expected, strict=True):
+        assert one.logits == pytest.approx(other.logits, abs=1e-5)
+
+
 def test_a_long_state_and_a_long_question_are_read_in_chunks_with_the_same_answer(tiny_lm: Path, start: Start) -> None:
     ours, reference = start(tiny_lm), whole(tiny_lm)
     calls = [noul("late " * (CHUNK + 100)), noul("late?")]
@@ -171,6 +186,20 @@ def question_first(state: str, asked: Asked, letters: list[str], marker: str) ->
 def other_first_turn_for_scores(state: str, asked: Asked, letters: list[str], marker: str) -> Prompt:
     messages, labels = render(state, asked, letters, marker)
     return Prompt(messages[::-1] if asked.type == "score" else messages, labels)
+
+
+def test_a_state_is_tokenised_once_where_a_control_token_parts_it_from_the_question(chats: dict[str, Chat]) -> None:
+    for kind, parts in (("borders", True), ("bare", False)):
+        chat = chats[kind]
+        Prompts(chat, render, "")
+        texts = [
+            chat.text(render("It is late.", Asked("noul", text, ()), [], "").messages) for text in ("Is it?", "Or not?")
+        ]
+        head = chat.head(*texts)
+        assert ("It is late." in head) is parts
+        assert all(text.startswith(head) for text in texts)
+        if parts:
+            assert all(chat.ids(text) == chat.ids(head) + chat.ids(text[len(head) :]) for text in texts)
 
 
 @pytest.fixture(scope="session", params=[(kind, name) for kind in ("borders", "unsafe", "bare") for name in LAYOUTS])
