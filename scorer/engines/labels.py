@@ -53,7 +53,6 @@ _CANARY: tuple[Mapping[str, Question], ...] = (
 _TOLERANCE, _TOLERANCE_16_BIT = 1e-3, 0.1
 
 _BLAMED: dict[type[Exception], str] = {
-    TypeError: "The request holds a value of a type that the engine does not take.",
     RecursionError: "The request is nested too deeply.",
 }
 
@@ -72,16 +71,18 @@ class _Memory(DeviceMemory):
 
 
 class LabelsEngine:
-    """See the module's text."""
+    """See the module's text. ``share=False`` reads every prompt whole: the reference of the tests and the benchmark."""
 
-    def __init__(self, settings: ScorerSettings) -> None:
+    def __init__(self, settings: ScorerSettings, *, share: bool = True) -> None:
         self._settings = settings
+        self._share = share
         total = settings.labels_cache_mib * _MIB
         self._prefixes: BoundedCache[tuple[str, bytes], Any] = BoundedCache(1 << 20, total, total)
         self._memory = _Memory(None, 0, self._prefixes)
         self._torch: Any = None
         self._prompts: Prompts
-        self._reader: Any = None
+        #: The forward passes (:class:`scorer.engines.labels_read.Reader`), after :meth:`load`.
+        self.reader: Any = None
         self._sharing = False
         self._info: EngineInfo | None = None
 
@@ -121,7 +122,7 @@ class LabelsEngine:
         # Only now: it imports torch and transformers, which have to find the process offline.
         from scorer.engines.labels_read import Reader
 
-        self._reader = Reader(model, device)
+        self.reader = Reader(model, device)
         self._starting("checking how prompts share a beginning", lambda: self._check_sharing(dtype))
         self._info = describe(
             settings,
@@ -229,11 +230,11 @@ class LabelsEngine:
         labels = [read.labels for read in reads]
         try:
             if not self._sharing:
-                readings = self._reader.read(None, [[*request.shared, *read.ids] for read in reads], labels)
+                readings = self.reader.read(None, [[*request.shared, *read.ids] for read in reads], labels)
             else:
                 if request.prefix is None:
                     request.prefix = self._prefix(request)
-                readings = self._reader.read(request.prefix, [read.ids for read in reads], labels)
+                readings = self.reader.read(request.prefix, [read.ids for read in reads], labels)
         except BaseException:
             request.prefix = None  # the memory has to come back before the failure is told
             raise
@@ -245,7 +246,7 @@ class LabelsEngine:
         prefix = self._prefixes.get(key)
         request.cached = prefix is not None
         if prefix is None:
-            prefix = self._reader.prefix(request.shared)
+            prefix = self.reader.prefix(request.shared)
             self._prefixes.put(key, prefix, prefix.bytes + len(key[1]))
         return prefix
 
@@ -254,16 +255,14 @@ class LabelsEngine:
         must come out the same. Otherwise every prompt is read whole."""
         request = self._warm_up()[0].payload[0]
         labels = [read.labels for read in request.reads]
-        whole = [self._reader.read(None, [[*request.shared, *read.ids]], [read.labels])[0] for read in request.reads]
-        if request.shared and self._reader.can_share():
-            behind = self._reader.read(
-                self._reader.prefix(request.shared), [read.ids for read in request.reads], labels
-            )
+        if self._share and request.shared and self.reader.can_share():
+            behind = self.reader.read(self.reader.prefix(request.shared), [read.ids for read in request.reads], labels)
+            whole = [self.reader.read(None, [[*request.shared, *read.ids]], [read.labels])[0] for read in request.reads]
             ours = [logit for reading in behind for logit in reading.logits]
             theirs = [logit for reading in whole for logit in reading.logits]
             bound = max(1.0, *map(abs, theirs)) * (_TOLERANCE if dtype == "float32" else _TOLERANCE_16_BIT)
             self._sharing = max(abs(one - other) for one, other in zip(ours, theirs, strict=True)) <= bound
-        if not self._sharing:
+        if self._share and not self._sharing:
             _log.warning("prompts of this model cannot share a beginning, so each is read whole")
 
 

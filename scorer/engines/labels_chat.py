@@ -31,13 +31,14 @@ class Chat:
         self._pattern = re.compile("|".join(map(re.escape, special)) or r"(?!)")
         # Stripping ones take white space around them along, which may stand on the other side of the border.
         self._borders = {token.content for token in added.values() if token.special and not token.lstrip}
-        self._parts_safely = True
+        self.parts_safely = True
 
     def text(self, messages: Sequence[dict[str, str]]) -> str:
-        """The whole prompt, up to where the label is read."""
+        """The whole prompt, up to where the label is read. Raises UnicodeError when it has no UTF-8 form."""
         text: str = self._tokenizer.apply_chat_template(
             [*self._system, *messages], tokenize=False, add_generation_prompt=True, **self._arguments
         )
+        text.encode()  # a tokenizer would only raise a TypeError
         return text
 
     def ids(self, text: str) -> list[int]:
@@ -58,15 +59,15 @@ class Chat:
         of a state both ways must give the same ids. Otherwise :meth:`head` finds none."""
         texts = [prompt.replace(state, state + end) for end in _ENDS]
         cuts = [self._border(text, len(text)) for text in texts]
-        self._parts_safely = all(
+        self.parts_safely = all(
             self.ids(text[:cut]) + self.ids(text[cut:]) == self.ids(text) for text, cut in zip(texts, cuts, strict=True)
         )
-        return self._parts_safely
+        return self.parts_safely
 
     def head(self, text: str, other: str) -> str:
         """A beginning that both prompts share and that may be tokenised alone: the ids of every prompt that has it are
         its ids and those of the rest."""
-        return other[: self._border(other, common([text, other]))] if self._parts_safely else ""
+        return other[: self._border(other, common([text, other]))] if self.parts_safely else ""
 
     def _border(self, text: str, end: int) -> int:
         """Where the last control token within ``text[:end]`` begins, 0 if there is none: a tokenizer joins nothing over

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from scorer.engines.questions import Options
 from shared.jsonio import as_text
 
-__all__ = ["MOST_LABELS", "Asked", "Escape", "Prompt", "breakable", "candidates", "plain", "render"]
+__all__ = ["MOST_LABELS", "Asked", "Escape", "Prompt", "breakable", "candidates", "plain", "render", "render_one_turn"]
 
 #: Options of one question, as in Jev's and OpenAI's interfaces.
 MOST_LABELS = 255
@@ -46,12 +46,16 @@ def render(state: str, asked: Asked, letters: Sequence[str], marker: str) -> Pro
     The sides of a noul are ``No / false`` and ``Yes / true`` (C6), each followed by its description where the caller
     gave one; any other option is its description, or else its value (C7).
     """
-    lines = [marker] if marker else []
-    lines.append(asked.instructions)
     labels = list(letters[: len(asked.options)])
-    lines += [f"{label}: {_shown(asked.type, *option)}" for label, option in zip(labels, asked.options, strict=True)]
-    turns = [f"State:\n{state}", "\n".join(line for line in lines if line)]
-    return Prompt([{"role": "user", "content": turn} for turn in turns], labels)
+    lines = [f"{label}: {_shown(asked.type, *option)}" for label, option in zip(labels, asked.options, strict=True)]
+    question = "\n".join(line for line in (marker, asked.instructions, *lines) if line)
+    return Prompt([{"role": "user", "content": f"State:\n{state}"}, {"role": "user", "content": question}], labels)
+
+
+def render_one_turn(state: str, asked: Asked, letters: Sequence[str], marker: str) -> Prompt:
+    """The same in one user turn, for a chat template that wants user and assistant to take turns."""
+    (first, second), labels = render(state, asked, letters, marker)
+    return Prompt([{"role": "user", "content": f"{first['content']}\n\n{second['content']}"}], labels)
 
 
 def _shown(kind: str, value: str, description: str) -> str:
