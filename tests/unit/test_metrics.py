@@ -1,0 +1,424 @@
+"""The metrics (web/metrics.py, web/metric_files.py, web/surfaces/metrics.py): what is counted, its names and labels,
+the files of several workers; and that the rules and the dashboard in conf/ use only what is really told (trouble.md rank
+36; architecture.md §1.15)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.mmap_dict import MmapedDict, mmap_key
+from prometheus_client.parser import text_string_to_metric_families
+
+from shared import wire
+from tests.harness import BEARER, D1, ROOT, S1, SHARED1, Local
+from web.errors import KINDS
+from web.metric_files import MetricFiles
+from web.metrics import PREFIX, Metrics
+from web.surfaces.metrics import scorer_families
+
+STATUS: dict[str, Any] = {
+    "state": "ready",
+    "engine": {"engine": "x"},
+    "queue_length": 3,
+    "busy_seconds": 1.5,
+    "busy_total_seconds": 20.25,
+    "uptime_seconds": 60.0,
+    "memory": {"allocated": 7, "text_cache_bytes": 9},
+    "counters": {"ok": 5, "out_of_memory": 2, "expired": 1, "bad_messages": 4, "abandoned_replies": 6},
+}
+SCORED = {"queue_ms": 3.0, "score_ms": 12.0, "calls": 3, "questions": 5, "input_tokens": 700}
+
+
+def samples(text: bytes | str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Every sample of a scrape, by name and labels; parses strictly and refuses doubles."""
+    found: dict[Any, float] = {}
+    for family in text_string_to_metric_families(text if isinstance(text, str) else text.decode()):
+        for sample in family.samples:
+            key = (sample.name.removeprefix(PREFIX), tuple(sorted(sample.labels.items())))
+            assert sample.name.startswith(PREFIX), sample.name
+            assert key not in found, key
+            found[key] = sample.value
+    return found
+
+
+def value(text: bytes | str, name: str, **labels: str) -> float:
+    return samples(text)[name, tuple(sorted(labels.items()))]
+
+
+# -- what is counted ---
+
+
+def test_a_response_is_counted_by_route_status_and_code_and_timed_by_route_and_class() -> None:
+    metrics = Metrics()
+    metrics.observe("/decide", 200, 30.0, SCORED)
+    metrics.observe("/decide", 200, 40.0, SCORED)
+    metrics.observe("/decide", 429, 1.0, {"code": "busy"})
+    text = metrics.render()
+    assert value(text, "http_requests_total", route="/decide", status="200", code="ok") == 2
+    assert value(text, "http_requests_total", route="/decide", status="429", code="busy") == 1
+    name = "http_request_duration_seconds"
+    assert value(text, f"{name}_sum", route="/decide", status_class="2xx") == pytest.approx(0.07)
+    assert value(text, f"{name}_count", route="/decide", status_class="4xx") == 1
+    assert value(text, f"{name}_bucket", route="/decide", status_class="2xx", le="0.025") == 0
+    assert value(text, f"{name}_bucket", route="/decide", status_class="2xx", le="0.05") == 2
+
+
+def test_a_scored_request_adds_its_queue_and_score_times_calls_questions_and_tokens() -> None:
+    metrics = Metrics()
+    metrics.observe("/decide", 200, 30.0, SCORED)
+    metrics.observe("/decide", 422, 1.0, {"code": "invalid_request"})
+    text = metrics.render()
+    for name, total in (
+        ("queue_seconds", 0.003),
+        ("score_seconds", 0.012),
+        ("request_calls", 3),
+        ("request_questions", 5),
+        ("request_input_tokens", 700),
+    ):
+        assert value(text, f"{name}_sum") == pytest.approx(total)
+        assert value(text, f"{name}_count") == 1
+
+
+def test_the_scorers_numbers_are_those_of_its_status() -> None:
+    text = Metrics().render(scorer_families(STATUS))
+    assert value(text, "scorer_up") == value(text, "scorer_ready") == value(text, "scorer_busy") == 1
+    assert value(text, "scorer_job_seconds") == 1.5
+    assert value(text, "scorer_busy_seconds_total") == 20.25
+    assert value(text, "scorer_queue_length") == 3
+    assert value(text, "scorer_uptime_seconds") == 60
+    assert value(text, "scorer_memory_bytes", kind="allocated") == 7
+    assert value(text, "scorer_memory_bytes", kind="text_cache") == 9
+    assert value(text, "scorer_jobs_total", status="out_of_memory") == 2
+    assert value(text, "scorer_jobs_total", status="expired") == 1
+    assert value(text, "scorer_bad_messages_total") == 4
+    assert value(text, "scorer_abandoned_replies_total") == 6
+    idle = Metrics().render(scorer_families({**STATUS, "busy_seconds": 0.0, "state": "draining"}))
+    assert value(idle, "scorer_busy") == value(idle, "scorer_ready") == 0
+
+
+def test_every_outcome_of_a_job_is_told_from_the_start_as_0() -> None:
+    """A rate does not see a series step from nothing to 1."""
+    text = Metrics().render(scorer_families({**STATUS, "counters": {}}))
+    for status in (wire.OK, wire.INVALID, wire.OUT_OF_MEMORY, wire.FAILED, wire.EXPIRED, wire.BAD_MESSAGE):
+        assert value(text, "scorer_jobs_total", status=status) == 0
+
+
+def test_without_a_scorer_only_its_being_down_is_told() -> None:
+    text = Metrics().render(scorer_families(None))
+    assert {name for name, _ in samples(text) if name.startswith("scorer")} == {"scorer_up"}
+    assert value(text, "scorer_up") == 0
+
+
+@pytest.mark.parametrize("name", [name for name in STATUS if name != "engine"])
+@pytest.mark.parametrize("odd", [None, "text", [1], True])
+def test_what_a_scorer_of_another_release_tells_otherwise_is_left_out(name: str, odd: Any) -> None:
+    for status in ({**STATUS, name: odd}, {key: item for key, item in STATUS.items() if key != name}):
+        assert value(Metrics().render(scorer_families(status)), "scorer_up") == 1
+
+
+# -- names ---
+
+
+def everything() -> str:
+    """A scrape with every metric."""
+    metrics = Metrics()
+    metrics.observe("/decide", 200, 30.0, SCORED)
+    more = list(scorer_families(STATUS))
+    service = Local()
+    try:
+        slots = service.client.get("/metrics", headers=BEARER).text
+    finally:
+        service.close()
+    kept = [line for line in slots.splitlines() if re.match(rf"(# \w+ )?{PREFIX}slots", line)]
+    return metrics.render(more).decode() + "\n".join([*kept, ""])
+
+
+def test_names_follow_prometheus_conventions() -> None:
+    for family in text_string_to_metric_families(everything()):
+        name = family.name.removeprefix(PREFIX)
+        assert re.fullmatch(r"[a-z]+(_[a-z]+)*", name), name
+        assert family.documentation
+        assert not re.search(r"_(ms|milliseconds|minutes|kib|mib|count|sum|bucket)$", name), (
+            "base units, no reserved end"
+        )
+        for sample in family.samples:
+            assert sample.name.endswith("_total") == (family.type == "counter"), sample
+        if family.type == "histogram":
+            assert {sample.name.rpartition("_")[2] for sample in family.samples} == {"bucket", "sum", "count"}
+
+
+# -- over HTTP ---
+
+
+def post(service: Local, path: str, body: Any, **headers: str) -> int:
+    """POST and close: a request is counted once its answer is out."""
+    answer = service.client.post(path, data=json.dumps(body), headers={**BEARER, **headers}, buffered=True)
+    return answer.status_code
+
+
+def scrape(service: Local, **headers: str) -> Any:
+    return service.client.get("/metrics", headers=headers or BEARER)
+
+
+def test_the_metrics_are_prometheus_text_under_the_same_bearer_as_the_posts(local: Local) -> None:
+    assert post(local, "/decide", D1) == 200
+    answer = scrape(local)
+    assert answer.status_code == 200
+    assert answer.content_type == "text/plain; version=0.0.4; charset=utf-8"
+    assert value(answer.data, "http_requests_total", route="/decide", status="200", code="ok") == 1
+    assert value(answer.data, "slots") == 32
+    for headers in ({"X-None": ""}, {"Authorization": "Bearer no"}):
+        refused = scrape(local, **headers)
+        assert (refused.status_code, refused.json["error"]["code"]) == (401, "unauthorized")
+        assert PREFIX not in refused.text
+
+
+def test_open_metrics_need_no_bearer_and_metrics_that_are_off_are_not_there() -> None:
+    service = Local(METRICS="open")
+    try:
+        assert scrape(service, **{"X-None": ""}).status_code == 200
+    finally:
+        service.close()
+    service = Local(METRICS="off")
+    try:
+        assert post(service, "/decide", D1) == 200
+        assert scrape(service).status_code == 404
+        assert service.app.extensions["decision"].metrics is None
+    finally:
+        service.close()
+
+
+def test_a_request_adds_what_it_asked(local: Local) -> None:
+    for path, body in (("/decide", D1), ("/decide/shared", SHARED1), ("/v1/systemone", S1)):
+        assert post(local, path, body) == 200
+    assert post(local, "/decide", {**D1, "orderings": "rotations"}) == 200
+    text = scrape(local).data
+    assert value(text, "request_calls_sum") == 1 + 1 + 3 + 2
+    assert value(text, "request_questions_sum") == 1 + 1 + 3 + 2
+    assert value(text, "request_calls_count") == value(text, "score_seconds_count") == 4
+    before = value(text, "request_input_tokens_sum")
+    with local.client.post("/v1/systemone", json=S1, headers=BEARER) as answer:
+        told = answer.json["usage"]["input_tokens"]
+    more = scrape(local).data
+    assert value(more, "request_input_tokens_sum") - before == told
+    assert value(more, "scorer_jobs_total", status="ok") == 5
+
+
+def test_labels_hold_nothing_of_a_callers(local: Local) -> None:
+    words = ["plain-word-7", "another-word-8"]
+    for path in (f"/{words[0]}", f"/decide/{words[0]}", f"/v1/{words[1]}?{words[0]}", "/decide/", "//decide"):
+        post(local, path, D1)
+    local.client.open("/decide", method=words[0].upper(), headers=BEARER)
+    post(local, "/decide", {**D1, "id": words[0]}, **{"X-Request-ID": words[1]})
+    post(local, "/v1/systemone", {**S1, "model": words[1]})
+    text = scrape(local).text
+    assert not [word for word in words if word in text.lower()]
+    labels = [dict(pairs) for _, pairs in samples(text)]
+    assert {label["route"] for label in labels if "route" in label} <= {"none", "/decide", "/v1/systemone", "/health"}
+    assert {label["code"] for label in labels if "code" in label} <= {"ok", *KINDS}
+
+
+def test_a_scrape_is_200_without_a_scorer(local: Local) -> None:
+    post(local, "/decide", D1)
+    local.broker.stop()
+    local._thread.join(10)
+    answer = scrape(local)
+    assert answer.status_code == 200
+    assert value(answer.data, "scorer_up") == 0
+    assert value(answer.data, "http_requests_total", route="/decide", status="200", code="ok") == 1
+
+
+# -- the files of several workers ---
+
+COUNT = mmap_key(f"{PREFIX}http_requests", f"{PREFIX}http_requests_total", ["route"], ["/decide"], "text")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> MetricFiles:
+    made = MetricFiles(tmp_path / "metrics")
+    made.wipe()
+    return made
+
+
+def write(tmp_path: Path, pid: int, number: float, key: str = COUNT) -> None:
+    """As a worker with this process id would."""
+    file = MmapedDict(str(tmp_path / "metrics" / f"counter_{pid}.db"))
+    file.write_value(key, number, 0.0)
+    file.close()
+
+
+def total(files: MetricFiles) -> float:
+    return sum(sample.value for metric in files.read() for sample in metric.samples)
+
+
+def test_the_counts_of_all_workers_are_added(files: MetricFiles, tmp_path: Path) -> None:
+    for pid, number in ((1, 2.0), (2, 5.0)):
+        write(tmp_path, pid, number)
+    assert total(files) == 7
+
+
+def test_dead_workers_are_folded_into_one_file_and_their_counts_stay(files: MetricFiles, tmp_path: Path) -> None:
+    write(tmp_path, 9999, 0.5)
+    for pid in range(1, 201):
+        write(tmp_path, pid, 2.0)
+        assert files.absorb([pid])
+        assert total(files) == 2.0 * pid + 0.5
+    names = {file.name for file in (tmp_path / "metrics").iterdir()}
+    assert names == {"counter_9999.db", "counter_dead.db", "histogram_dead.db", "lock"}
+
+
+def test_folding_waits_for_a_scrape_and_a_scrape_for_folding(files: MetricFiles, tmp_path: Path) -> None:
+    write(tmp_path, 1, 2.0)
+    with files._lock(1):  # LOCK_SH, as a scrape has it
+        assert not files.absorb([1])
+    assert total(files) == 2
+    assert files.absorb([1, 77])
+    read: list[float] = []
+    with files._lock(2):
+        scraping = threading.Thread(target=lambda: read.append(total(files)))
+        scraping.start()
+        scraping.join(0.1)
+        assert read == []
+    scraping.join(10)
+    assert read == [2]
+
+
+def test_a_file_that_is_being_made_is_no_failure(files: MetricFiles, tmp_path: Path) -> None:
+    write(tmp_path, 1, 2.0)
+    (tmp_path / "metrics" / "counter_2.db").touch()
+    files.reserve()
+    assert total(files) == 2
+
+
+def test_a_new_service_begins_at_0(files: MetricFiles, tmp_path: Path) -> None:
+    write(tmp_path, 1, 2.0)
+    MetricFiles(tmp_path / "metrics").wipe()
+    assert files.read() == []
+
+
+def test_no_worker_outgrows_the_space_that_it_set_aside(tmp_path: Path) -> None:
+    """A file that grows does so without asking the disk, and a write into a page that a full disk cannot give kills the
+    process. Every route with every error is far more than there can be."""
+    script = """
+import os, sys
+from pathlib import Path
+os.environ["PROMETHEUS_MULTIPROC_DIR"] = sys.argv[1]
+from web.errors import KINDS
+from web.metric_files import MetricFiles
+from web.metrics import Metrics, is_shared
+assert is_shared()
+files = MetricFiles(Path(sys.argv[1]))
+files.wipe()
+files.reserve()
+before = {file.name: file.stat().st_blocks * 512 for file in Path(sys.argv[1]).glob("*.db")}
+metrics = Metrics(files)
+scored = {"queue_ms": 1.0, "score_ms": 1.0, "calls": 1, "questions": 1, "input_tokens": 1}
+for route in ("/decide", "/decide/shared", "/v1/systemone", "/v1/decisions", "/v1/models", "/health", "/ready", "none"):
+    metrics.observe(route, 200, 1.0, scored)
+    for kind in KINDS.values():
+        metrics.observe(route, kind.status, 1.0, {"code": kind.code})
+after = {file.name: file.stat().st_size for file in Path(sys.argv[1]).glob("*.db")}
+assert before == after, (before, after)
+counted = [sample for metric in files.read() for sample in metric.samples if sample.name.endswith("requests_total")]
+assert sum(sample.value for sample in counted) == 8 * len(KINDS) + 8
+"""
+    run_python(script, str(tmp_path / "metrics"))
+
+
+def run_python(script: str, *args: str) -> None:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, *args],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+# -- conf/ ---
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """Every PromQL expression of the rules and the dashboard, with where it stands."""
+    rules = yaml.safe_load((ROOT / "conf" / "alerts.yml").read_text())
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            yield rule["alert"], rule["expr"]
+    dashboard = json.loads((ROOT / "conf" / "dashboard.json").read_text())
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", []):
+            yield panel["title"], target["expr"]
+
+
+def test_the_rules_and_the_dashboard_use_only_metrics_and_labels_that_are_told() -> None:
+    known: dict[str, set[str]] = {}
+    for name, labels in samples(everything()):
+        known.setdefault(PREFIX + name, set()).update(label for label, _ in labels)
+    scraped_by_prometheus = {"instance", "job"}
+    used: set[str] = set()
+    for where, expr in expressions():
+        names = re.findall(rf"{PREFIX}\w+", expr)
+        assert names, where
+        assert not set(names) - set(known), (where, names)
+        used.update(names)
+        allowed = set().union(*(known[name] for name in names)) | scraped_by_prometheus
+        for label in re.findall(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"", expr):
+            assert label in allowed, (where, label)
+        for grouped in re.findall(r"\b(?:by|without|on|ignoring)\s*\(([^)]*)\)", expr):
+            assert {label.strip() for label in grouped.split(",")} - {""} <= allowed, (where, grouped)
+        assert expr.count("(") == expr.count(")"), where
+    families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in used}
+    told = {re.sub(r"_(bucket|sum|count)$", "", name) for name in known}
+    assert told - families == set(), "a metric that nobody looks at"
+
+
+def test_the_values_that_the_rules_compare_labels_with_are_ours() -> None:
+    statuses = {str(kind.status) for kind in KINDS.values()} | {"200"}
+    allowed = {*statuses, *KINDS, "ok", "2xx", "4xx", "5xx", "none"}
+    allowed |= {wire.OK, wire.INVALID, wire.OUT_OF_MEMORY, wire.FAILED, wire.EXPIRED}
+    routes = {"/decide", "/decide/shared", "/v1/systemone", "/health", "/metrics"}
+    for where, expr in expressions():
+        for operator, text in re.findall(r"\w+\s*(=~|!~|!=|=)\s*\"([^\"]*)\"", expr):
+            if operator in ("=", "!="):
+                assert text in allowed | routes, (where, text)
+            else:
+                pattern = re.compile(text)
+                assert any(pattern.fullmatch(one) for one in allowed | routes), (where, text)
+
+
+def test_every_alert_says_what_it_means_and_how_bad_it_is() -> None:
+    rules = [r for g in yaml.safe_load((ROOT / "conf" / "alerts.yml").read_text())["groups"] for r in g["rules"]]
+    assert len({rule["alert"] for rule in rules}) == len(rules)
+    for rule in rules:
+        assert rule["labels"]["severity"] in ("critical", "warning"), rule["alert"]
+        assert set(rule["annotations"]) == {"summary", "description"}, rule["alert"]
+        assert re.fullmatch(r"\d+[smh]", rule.get("for", "0s")), rule["alert"]
+
+
+def test_the_panels_of_the_dashboard_do_not_overlap_and_have_a_source_that_is_asked_for() -> None:
+    dashboard = json.loads((ROOT / "conf" / "dashboard.json").read_text())
+    taken: set[tuple[int, int]] = set()
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(set(ids)) == len(ids)
+    for panel in dashboard["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert at["x"] + at["w"] <= 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+        assert panel["datasource"]["uid"] == "${datasource}"
+    assert [variable["name"] for variable in dashboard["templating"]["list"]] == ["datasource"]
