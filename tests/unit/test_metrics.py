@@ -1,6 +1,6 @@
 """The metrics (web/metrics.py, web/metric_files.py, web/surfaces/metrics.py): what is counted, its names and labels,
-the files of several workers; and that the rules and the dashboard in conf/ use only what is really told (trouble.md rank
-36; architecture.md §1.15)."""
+the files of several workers; and that the rules and the dashboard in conf/ use only what is really told (trouble.md
+rank 36; architecture.md §1.15)."""
 
 from __future__ import annotations
 
