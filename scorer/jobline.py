@@ -15,8 +15,8 @@ _log = logging.getLogger("scorer.job")
 def write_line(reply: Reply, *, request_id: str, **facts: Any) -> None:
     """Write it, once the reply is out. ``facts`` are numbers; the reply's message is not told: it is the caller's.
 
-    It is written where the job ran. Here that costs 15 to 25 us, a queue and a thread of their own cost no less, since
-    both threads share one interpreter lock.
+    It is written where the job ran: 12 us of this thread. A queue with a thread that writes would leave 7 of them here
+    and cost 12 more there, under the same interpreter lock.
     """
     if _log.isEnabledFor(logging.INFO):
         fields = {

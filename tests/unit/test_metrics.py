@@ -1,14 +1,12 @@
-"""The metrics (web/metrics.py, web/metric_files.py, web/surfaces/metrics.py): what is counted, its names and labels,
+"""The metrics (web/metrics.py, web/metric_files.py, web/exposition.py): what is counted, its names and labels,
 the files of several workers; and that the rules and the dashboard in conf/ use only what is really told (trouble.md
 rank 36; architecture.md §1.15)."""
 
 from __future__ import annotations
 
+import fcntl
 import json
-import os
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,14 +14,14 @@ from typing import Any
 
 import pytest
 import yaml
-from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from prometheus_client.parser import text_string_to_metric_families
 
 from shared import wire
 from tests.harness import BEARER, D1, ROOT, S1, SHARED1, Local
 from web.errors import KINDS
-from web.metric_files import MetricFiles
-from web.metrics import PREFIX, Metrics
+from web.exposition import PREFIX, Family, write
+from web.metric_files import CELLS, MetricFiles, Rows
+from web.metrics import Metrics
 from web.surfaces.metrics import scorer_families
 
 STATUS: dict[str, Any] = {
@@ -51,6 +49,11 @@ def samples(text: bytes | str) -> dict[tuple[str, tuple[tuple[str, str], ...]], 
     return found
 
 
+@pytest.fixture
+def metrics(tmp_path: Path) -> Metrics:
+    return Metrics(MetricFiles(tmp_path / "metrics"))
+
+
 def value(text: bytes | str, name: str, **labels: str) -> float:
     return samples(text)[name, tuple(sorted(labels.items()))]
 
@@ -58,12 +61,11 @@ def value(text: bytes | str, name: str, **labels: str) -> float:
 # -- what is counted ---
 
 
-def test_a_response_is_counted_by_route_status_and_code_and_timed_by_route_and_class() -> None:
-    metrics = Metrics()
+def test_a_response_is_counted_by_route_status_and_code_and_timed_by_route_and_class(metrics: Metrics) -> None:
     metrics.observe("/decide", 200, 30.0, SCORED)
     metrics.observe("/decide", 200, 40.0, SCORED)
     metrics.observe("/decide", 429, 1.0, {"code": "busy"})
-    text = metrics.render()
+    text = write(metrics.families())
     assert value(text, "http_requests_total", route="/decide", status="200", code="ok") == 2
     assert value(text, "http_requests_total", route="/decide", status="429", code="busy") == 1
     name = "http_request_duration_seconds"
@@ -73,11 +75,10 @@ def test_a_response_is_counted_by_route_status_and_code_and_timed_by_route_and_c
     assert value(text, f"{name}_bucket", route="/decide", status_class="2xx", le="0.05") == 2
 
 
-def test_a_scored_request_adds_its_queue_and_score_times_calls_questions_and_tokens() -> None:
-    metrics = Metrics()
+def test_a_scored_request_adds_its_queue_and_score_times_calls_questions_and_tokens(metrics: Metrics) -> None:
     metrics.observe("/decide", 200, 30.0, SCORED)
     metrics.observe("/decide", 422, 1.0, {"code": "invalid_request"})
-    text = metrics.render()
+    text = write(metrics.families())
     for name, total in (
         ("queue_seconds", 0.003),
         ("score_seconds", 0.012),
@@ -85,12 +86,12 @@ def test_a_scored_request_adds_its_queue_and_score_times_calls_questions_and_tok
         ("request_questions", 5),
         ("request_input_tokens", 700),
     ):
-        assert value(text, f"{name}_sum") == pytest.approx(total)
-        assert value(text, f"{name}_count") == 1
+        assert value(text, f"{name}_sum", route="/decide") == pytest.approx(total)
+        assert value(text, f"{name}_count", route="/decide") == 1
 
 
 def test_the_scorers_numbers_are_those_of_its_status() -> None:
-    text = Metrics().render(scorer_families(STATUS))
+    text = write(scorer_families(STATUS))
     assert value(text, "scorer_up") == value(text, "scorer_ready") == value(text, "scorer_busy") == 1
     assert value(text, "scorer_job_seconds") == 1.5
     assert value(text, "scorer_busy_seconds_total") == 20.25
@@ -102,19 +103,19 @@ def test_the_scorers_numbers_are_those_of_its_status() -> None:
     assert value(text, "scorer_jobs_total", status="expired") == 1
     assert value(text, "scorer_bad_messages_total") == 4
     assert value(text, "scorer_abandoned_replies_total") == 6
-    idle = Metrics().render(scorer_families({**STATUS, "busy_seconds": 0.0, "state": "draining"}))
+    idle = write(scorer_families({**STATUS, "busy_seconds": 0.0, "state": "draining"}))
     assert value(idle, "scorer_busy") == value(idle, "scorer_ready") == 0
 
 
 def test_every_outcome_of_a_job_is_told_from_the_start_as_0() -> None:
     """A rate does not see a series step from nothing to 1."""
-    text = Metrics().render(scorer_families({**STATUS, "counters": {}}))
+    text = write(scorer_families({**STATUS, "counters": {}}))
     for status in (wire.OK, wire.INVALID, wire.OUT_OF_MEMORY, wire.FAILED, wire.EXPIRED, wire.BAD_MESSAGE):
         assert value(text, "scorer_jobs_total", status=status) == 0
 
 
 def test_without_a_scorer_only_its_being_down_is_told() -> None:
-    text = Metrics().render(scorer_families(None))
+    text = write(scorer_families(None))
     assert {name for name, _ in samples(text) if name.startswith("scorer")} == {"scorer_up"}
     assert value(text, "scorer_up") == 0
 
@@ -123,28 +124,27 @@ def test_without_a_scorer_only_its_being_down_is_told() -> None:
 @pytest.mark.parametrize("odd", [None, "text", [1], True])
 def test_what_a_scorer_of_another_release_tells_otherwise_is_left_out(name: str, odd: Any) -> None:
     for status in ({**STATUS, name: odd}, {key: item for key, item in STATUS.items() if key != name}):
-        assert value(Metrics().render(scorer_families(status)), "scorer_up") == 1
+        assert value(write(scorer_families(status)), "scorer_up") == 1
 
 
 # -- names ---
 
 
-def everything() -> str:
+def everything(tmp_path: Path) -> str:
     """A scrape with every metric."""
-    metrics = Metrics()
+    metrics = Metrics(MetricFiles(tmp_path / "metrics"))
     metrics.observe("/decide", 200, 30.0, SCORED)
-    more = list(scorer_families(STATUS))
     service = Local()
     try:
         slots = service.client.get("/metrics", headers=BEARER).text
     finally:
         service.close()
     kept = [line for line in slots.splitlines() if re.match(rf"(# \w+ )?{PREFIX}slots", line)]
-    return metrics.render(more).decode() + "\n".join([*kept, ""])
+    return write([*metrics.families(), *scorer_families(STATUS)]).decode() + "\n".join([*kept, ""])
 
 
-def test_names_follow_prometheus_conventions() -> None:
-    for family in text_string_to_metric_families(everything()):
+def test_names_follow_prometheus_conventions(tmp_path: Path) -> None:
+    for family in text_string_to_metric_families(everything(tmp_path)):
         name = family.name.removeprefix(PREFIX)
         assert re.fullmatch(r"[a-z]+(_[a-z]+)*", name), name
         assert family.documentation
@@ -203,14 +203,15 @@ def test_a_request_adds_what_it_asked(local: Local) -> None:
         assert post(local, path, body) == 200
     assert post(local, "/decide", {**D1, "orderings": "rotations"}) == 200
     text = scrape(local).data
-    assert value(text, "request_calls_sum") == 1 + 1 + 3 + 2
-    assert value(text, "request_questions_sum") == 1 + 1 + 3 + 2
-    assert value(text, "request_calls_count") == value(text, "score_seconds_count") == 4
-    before = value(text, "request_input_tokens_sum")
+    for path, calls, count in (("/decide", 1 + 2, 2), ("/decide/shared", 1, 1), ("/v1/systemone", 3, 1)):
+        assert value(text, "request_calls_sum", route=path) == value(text, "request_questions_sum", route=path) == calls
+        assert value(text, "request_calls_count", route=path) == count
+        assert value(text, "score_seconds_count", route=path) == value(text, "queue_seconds_count", route=path) == count
+    before = value(text, "request_input_tokens_sum", route="/v1/systemone")
     with local.client.post("/v1/systemone", json=S1, headers=BEARER) as answer:
         told = answer.json["usage"]["input_tokens"]
     more = scrape(local).data
-    assert value(more, "request_input_tokens_sum") - before == told
+    assert value(more, "request_input_tokens_sum", route="/v1/systemone") - before == told
     assert value(more, "scorer_jobs_total", status="ok") == 5
 
 
@@ -240,8 +241,6 @@ def test_a_scrape_is_200_without_a_scorer(local: Local) -> None:
 
 # -- the files of several workers ---
 
-COUNT = mmap_key(f"{PREFIX}http_requests", f"{PREFIX}http_requests_total", ["route"], ["/decide"], "text")
-
 
 @pytest.fixture
 def files(tmp_path: Path) -> MetricFiles:
@@ -250,42 +249,52 @@ def files(tmp_path: Path) -> MetricFiles:
     return made
 
 
-def write(tmp_path: Path, pid: int, number: float, key: str = COUNT) -> None:
+def count(tmp_path: Path, pid: int, number: float, label: str = "/decide 200 ok") -> None:
     """As a worker with this process id would."""
-    file = MmapedDict(str(tmp_path / "metrics" / f"counter_{pid}.db"))
-    file.write_value(key, number, 0.0)
-    file.close()
-
-
-def total(files: MetricFiles) -> float:
-    return sum(sample.value for metric in files.read() for sample in metric.samples)
+    row = Rows(tmp_path / "metrics" / f"{pid}.counts").row(label)
+    assert row is not None
+    row[0] += number
+    row[CELLS - 1] += 1
 
 
 def test_the_counts_of_all_workers_are_added(files: MetricFiles, tmp_path: Path) -> None:
-    for pid, number in ((1, 2.0), (2, 5.0)):
-        write(tmp_path, pid, number)
-    assert total(files) == 7
+    count(tmp_path, 1, 2.0)
+    count(tmp_path, 2, 5.0)
+    count(tmp_path, 2, 0.5, "/health 200 ok")
+    read = files.read()
+    assert {label: (row[0], row[CELLS - 1]) for label, row in read.items()} == {
+        "/decide 200 ok": (7.0, 2.0),
+        "/health 200 ok": (0.5, 1.0),
+    }
+
+
+def test_a_process_id_that_is_in_use_again_goes_on_in_its_file(files: MetricFiles, tmp_path: Path) -> None:
+    for number, label in ((1.0, "a"), (2.0, "b"), (4.0, "a"), (8.0, "c")):
+        count(tmp_path, 1, number, label)
+    assert {label: row[0] for label, row in files.read().items()} == {"a": 5.0, "b": 2.0, "c": 8.0}
 
 
 def test_dead_workers_are_folded_into_one_file_and_their_counts_stay(files: MetricFiles, tmp_path: Path) -> None:
-    write(tmp_path, 9999, 0.5)
+    count(tmp_path, 9999, 0.5)
     for pid in range(1, 201):
-        write(tmp_path, pid, 2.0)
+        count(tmp_path, pid, 2.0)
+        count(tmp_path, pid, 1.0, f"/decide {pid % 3} x")
         assert files.absorb([pid])
-        assert total(files) == 2.0 * pid + 0.5
-    names = {file.name for file in (tmp_path / "metrics").iterdir()}
-    assert names == {"counter_9999.db", "counter_dead.db", "histogram_dead.db", "lock"}
+        read = files.read()
+        assert read["/decide 200 ok"][0] == 2.0 * pid + 0.5
+        assert sum(row[0] for row in read.values()) == 3.0 * pid + 0.5
+    assert {file.name for file in (tmp_path / "metrics").iterdir()} == {"9999.counts", "dead.counts", "lock"}
 
 
 def test_folding_waits_for_a_scrape_and_a_scrape_for_folding(files: MetricFiles, tmp_path: Path) -> None:
-    write(tmp_path, 1, 2.0)
-    with files._lock(1):  # LOCK_SH, as a scrape has it
+    count(tmp_path, 1, 2.0)
+    with files._lock(fcntl.LOCK_SH):
         assert not files.absorb([1])
-    assert total(files) == 2
+    assert files.read()["/decide 200 ok"][0] == 2
     assert files.absorb([1, 77])
     read: list[float] = []
-    with files._lock(2):
-        scraping = threading.Thread(target=lambda: read.append(total(files)))
+    with files._lock(fcntl.LOCK_EX):
+        scraping = threading.Thread(target=lambda: read.append(files.read()["/decide 200 ok"][0]))
         scraping.start()
         scraping.join(0.1)
         assert read == []
@@ -294,59 +303,88 @@ def test_folding_waits_for_a_scrape_and_a_scrape_for_folding(files: MetricFiles,
 
 
 def test_a_file_that_is_being_made_is_no_failure(files: MetricFiles, tmp_path: Path) -> None:
-    write(tmp_path, 1, 2.0)
-    (tmp_path / "metrics" / "counter_2.db").touch()
-    files.reserve()
-    assert total(files) == 2
+    count(tmp_path, 1, 2.0)
+    (tmp_path / "metrics" / "2.counts").touch()
+    (tmp_path / "metrics" / "3.counts").write_bytes(bytes(5000))
+    assert {label: row[0] for label, row in files.read().items()} == {"/decide 200 ok": 2.0}
+
+
+def test_a_label_that_is_half_written_is_not_there_yet(files: MetricFiles, tmp_path: Path) -> None:
+    """A reader may look between any two stores."""
+    rows = Rows(tmp_path / "metrics" / "1.counts")
+    seen: list[set[str]] = []
+
+    class Watched:
+        def __setitem__(self, at: slice, data: bytes) -> None:
+            held[at] = data
+            seen.append(set(files.read()))
+
+        def __getitem__(self, at: slice) -> memoryview:
+            return held[at]
+
+    held, rows._bytes = rows._bytes, Watched()  # type: ignore[assignment]
+    rows.row("/decide 200 ok")
+    assert seen[-1] == {"/decide 200 ok"}
+    assert all(labels <= {"/decide 200 ok"} for labels in seen)
+    # A worker killed there leaves the rest of a label to the next one with its process id.
+    held[:128] = b"\0" + b"x" * 127
+    count(tmp_path, 1, 3.0, "b")
+    assert set(files.read()) == {"b"}
 
 
 def test_a_new_service_begins_at_0(files: MetricFiles, tmp_path: Path) -> None:
-    write(tmp_path, 1, 2.0)
+    count(tmp_path, 1, 2.0)
     MetricFiles(tmp_path / "metrics").wipe()
-    assert files.read() == []
+    assert files.read() == {}
 
 
-def test_no_worker_outgrows_the_space_that_it_set_aside(tmp_path: Path) -> None:
-    """A file that grows does so without asking the disk, and a write into a page that a full disk cannot give kills the
-    process. Every route with every error is far more than there can be."""
-    script = """
-import os, sys
-from pathlib import Path
-os.environ["PROMETHEUS_MULTIPROC_DIR"] = sys.argv[1]
-from web.errors import KINDS
-from web.metric_files import MetricFiles
-from web.metrics import Metrics, is_shared
-assert is_shared()
-files = MetricFiles(Path(sys.argv[1]))
-files.wipe()
-files.reserve()
-before = {file.name: file.stat().st_blocks * 512 for file in Path(sys.argv[1]).glob("*.db")}
-metrics = Metrics(files)
-scored = {"queue_ms": 1.0, "score_ms": 1.0, "calls": 1, "questions": 1, "input_tokens": 1}
-for route in ("/decide", "/decide/shared", "/v1/systemone", "/v1/decisions", "/v1/models", "/health", "/ready", "none"):
-    metrics.observe(route, 200, 1.0, scored)
-    for kind in KINDS.values():
-        metrics.observe(route, kind.status, 1.0, {"code": kind.code})
-after = {file.name: file.stat().st_size for file in Path(sys.argv[1]).glob("*.db")}
-assert before == after, (before, after)
-counted = [sample for metric in files.read() for sample in metric.samples if sample.name.endswith("requests_total")]
-assert sum(sample.value for sample in counted) == 8 * len(KINDS) + 8
-"""
-    run_python(script, str(tmp_path / "metrics"))
+def test_the_space_of_a_workers_file_is_set_aside_before_it_is_mapped(files: MetricFiles, tmp_path: Path) -> None:
+    """A store into a page that a full disk cannot give kills the process."""
+    count(tmp_path, 1, 2.0)
+    found = (tmp_path / "metrics" / "1.counts").stat()
+    assert found.st_blocks * 512 >= found.st_size > 0
 
 
-def run_python(script: str, *args: str) -> None:
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script, *args],
-        cwd=ROOT,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+def test_every_route_with_every_error_has_room_and_what_has_none_is_left_out(metrics: Metrics) -> None:
+    routes = ["/decide", "/decide/shared", "/v1/systemone", "/v1/decisions", "/v1/models", "/health", "/ready", "none"]
+    for route in routes:
+        metrics.observe(route, 200, 1.0, SCORED)
+        for kind in KINDS.values():
+            metrics.observe(route, kind.status, 1.0, {"code": kind.code})
+    counted = [name for name, _ in samples(write(metrics.families())) if name == "http_requests_total"]
+    assert len(counted) == len(routes) * (len(KINDS) + 1)
+    for number in range(1000):
+        metrics.observe("none", 200, 1.0, {"code": f"x{number}"})
+    metrics.observe("none", 200, 1.0, {"code": "x" * 200})
+    metrics.observe("/decide", 200, 1.0, SCORED)
+    assert value(write(metrics.families()), "http_requests_total", route="/decide", status="200", code="ok") == 2
+
+
+# -- the text ---
+
+
+def test_whatever_stands_in_a_label_the_text_can_be_read() -> None:
+    family = Family("gauge", "x", "Text.")
+    names = ['a"b', "a\\b", "a\nb", "é"]
+    for name in names:
+        family.add(1.5, kind=name)
+    (read,) = text_string_to_metric_families(write([family]).decode())
+    assert [sample.labels["kind"] for sample in read.samples] == names
+
+
+def test_numbers_keep_all_their_digits() -> None:
+    for number in (0, 3, 2**53, 0.1, 1e-9, 123456789.123456, -1.5):
+        assert value(write([Family("gauge", "x", "Text.").add(number)]), "x") == number
+
+
+def test_a_histogram_counts_upwards_to_its_number(metrics: Metrics) -> None:
+    for ms in (0.5, 1.0, 1.5, 200_000.0):
+        metrics.observe("/decide", 200, ms, {})
+    text = write(metrics.families())
+    labels = {"route": "/decide", "status_class": "2xx"}
+    name = "http_request_duration_seconds"
+    assert [value(text, f"{name}_bucket", le=le, **labels) for le in ("0.001", "0.0025", "120", "+Inf")] == [2, 3, 3, 4]
+    assert value(text, f"{name}_count", **labels) == 4
 
 
 # -- conf/ ---
@@ -364,9 +402,9 @@ def expressions() -> Iterator[tuple[str, str]]:
             yield panel["title"], target["expr"]
 
 
-def test_the_rules_and_the_dashboard_use_only_metrics_and_labels_that_are_told() -> None:
+def test_the_rules_and_the_dashboard_use_only_metrics_and_labels_that_are_told(tmp_path: Path) -> None:
     known: dict[str, set[str]] = {}
-    for name, labels in samples(everything()):
+    for name, labels in samples(everything(tmp_path)):
         known.setdefault(PREFIX + name, set()).update(label for label, _ in labels)
     scraped_by_prometheus = {"instance", "job"}
     used: set[str] = set()
