@@ -289,7 +289,7 @@ def test_each_tier_writes_one_line_a_request_with_its_id(log_format: str) -> Non
 def test_a_job_that_the_scorer_refuses_has_its_line_too() -> None:
     with pair() as running:
         assert running.scorer is not None
-        busy = Background(lambda: running.post("/decide", slow(D1, 1.0)))
+        busy = Background(lambda: running.post("/decide", slow(D1, 0.6)))
         wait_for(lambda: health(running)["busy_seconds"] > 0, 5)
         running.scorer.terminate()
         wait_for(lambda: running.request("GET", "/health")[0] == 503, 5)

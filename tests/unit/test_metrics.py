@@ -424,6 +424,12 @@ def test_the_rules_and_the_dashboard_use_only_metrics_and_labels_that_are_told(t
     assert told - families == set(), "a metric that nobody looks at"
 
 
+def test_every_expression_is_promql() -> None:
+    promql_parser = pytest.importorskip("promql_parser")
+    for _, expr in expressions():
+        promql_parser.parse(expr.replace("$__rate_interval", "5m"))
+
+
 def test_the_values_that_the_rules_compare_labels_with_are_ours() -> None:
     statuses = {str(kind.status) for kind in KINDS.values()} | {"200"}
     allowed = {*statuses, *KINDS, "ok", "2xx", "4xx", "5xx", "none"}
