@@ -28,10 +28,12 @@ from web.metric_files import MetricFiles  # noqa: E402
 
 try:
     _settings = WebSettings.from_env()
-    # Each worker opens the file for itself. Looked at here first, because two workers that refuse it together make
+    # Each worker opens the files for itself. Looked at here first, because two workers that refuse one together make
     # gunicorn end with a traceback and a status that reads as worth a restart.
     _run_dir = RunDir(_settings.run_dir)
     SlotTable(_run_dir.slots, _settings.max_queue).close()
+    if _settings.max_concurrent_decisions:
+        SlotTable(_run_dir.decision_slots, _settings.max_concurrent_decisions, "MAX_CONCURRENT_DECISIONS").close()
 except (SettingsError, RunDirError, SlotFileError, OSError) as error:
     print(f"web: {error}", file=sys.stderr)
     sys.exit(78)

@@ -1,4 +1,4 @@
-"""The run directory: where both tiers meet (socket, slot file, lock file, metrics)."""
+"""The run directory: where both tiers meet (socket, slot files, lock file, metrics)."""
 
 from __future__ import annotations
 
@@ -66,6 +66,11 @@ class RunDir:
     def metrics(self) -> Path:
         """Where the web workers count (see :mod:`web.metric_files`)."""
         return self.path / "metrics"
+
+    @property
+    def decision_slots(self) -> Path:
+        """The slot file of the decision routes' own cap."""
+        return self.path / "decision-slots"
 
     def lock_scorer(self) -> int:
         """Claim the directory for one scorer; returns the descriptor that holds the claim for life.

@@ -80,7 +80,7 @@ SETTINGS: tuple[Setting, ...] = (
         "0",
         parsers.flag,
         (WEB,),
-        "1 refuses a `model` on `/v1/systemone` that names neither the served model nor a Jev alias",
+        "1 refuses a `model` on the `/v1` routes that names neither the served model nor a Jev alias",
     ),
     Setting("CHECKPOINT", _CHECKPOINT, parsers.path, (SCORER,), "snapshot directory of the `intern` engine"),
     Setting(
@@ -143,6 +143,13 @@ SETTINGS: tuple[Setting, ...] = (
         parsers.integer(1, _MOST_SLOTS),
         (WEB,),
         "POSTs in progress at once over all workers; the next is a 429",
+    ),
+    Setting(
+        "MAX_CONCURRENT_DECISIONS",
+        "0",
+        parsers.integer(0, _MOST_SLOTS),
+        (WEB,),
+        "requests in progress at once on `/v1/decisions` and `/v1/systemone` together; the next is a 503; 0 is no cap",
     ),
     Setting(
         "RUN_DIR", "/run/intern-decision", parsers.path, _BOTH, "directory of the socket and the slot file, mode 0750"
@@ -223,6 +230,7 @@ class WebSettings:
     native_max_options: int
     max_body_bytes: int
     max_queue: int
+    max_concurrent_decisions: int
     run_dir: Path
     bind: str
     workers: int

@@ -1,4 +1,5 @@
-"""Admission over all web workers and threads: at most ``MAX_QUEUE`` requests in progress, counted by the kernel.
+"""Admission over all web workers and threads: at most ``MAX_QUEUE`` requests in progress, counted by the kernel; and,
+from a second file, at most ``MAX_CONCURRENT_DECISIONS`` on the decision routes.
 
 One file in the run directory, one open-file-description (OFD) byte-range lock per slot. Such a lock belongs to one
 ``open()``: threads and processes exclude each other, and the kernel frees it when the holder dies, SIGKILL included,
@@ -42,7 +43,7 @@ _FLOCK = struct.Struct("hhqqi4x")
 
 
 class SlotFileError(RuntimeError):
-    """The slot file cannot be used: another MAX_QUEUE is in force, or it is damaged or gone."""
+    """The slot file cannot be used: another size is in force, or it is damaged or gone."""
 
 
 def _lock(fd: int, kind: int, offset: int) -> bool:
@@ -108,14 +109,15 @@ class WorkLease:
 class SlotTable:
     """The slot file of one run directory.
 
-    ``size`` is MAX_QUEUE. It stands in the file's header and is rewritten only while no slot is held, so that two
-    sets of workers (a reload with a new value) can never run two limits at once: the later one refuses to start.
-    The scorer opens the file without a size and takes the header's word.
+    ``size`` is the value of ``setting``. It stands in the file's header and is rewritten only while no slot is held, so
+    that two sets of workers (a reload with a new value) can never run two limits at once: the later one refuses to
+    start. The scorer opens the file without a size and takes the header's word.
     """
 
-    def __init__(self, path: Path, size: int | None = None) -> None:
+    def __init__(self, path: Path, size: int | None = None, setting: str = "MAX_QUEUE") -> None:
         """Open or create the file. Raises :class:`SlotFileError` on another size in use, OSError on I/O trouble."""
         self.path = path
+        self._setting = setting
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._stat = os.fstat(self.fd)
@@ -142,7 +144,8 @@ class SlotTable:
                 # Read while a slot is held: whoever changes the size writes first and looks for held slots second.
                 if self._read_size() != self.size:
                     raise SlotFileError(
-                        f"MAX_QUEUE in {self.path} is no longer {self.size}: another web tier uses this run directory"
+                        f"{self._setting} in {self.path} is no longer {self.size}: another web tier uses this run "
+                        "directory"
                     )
                 os.pwrite(fd, job_id, _RECORDS_AT + _ID_SIZE * index)
                 if _locked_by_other(fd, _WORK_AT + index):
@@ -240,7 +243,7 @@ class SlotTable:
             if current and self.in_use():
                 os.pwrite(self.fd, _HEADER.pack(_MAGIC, current), 0)
                 raise SlotFileError(
-                    f"MAX_QUEUE is {size} here, but requests are in progress under MAX_QUEUE={current}; "
+                    f"{self._setting} is {size} here, but requests are in progress under {self._setting}={current}; "
                     "stop the running web tier before changing it"
                 )
             return size

@@ -210,7 +210,7 @@ def test_the_pinned_checkpoint_is_executed_from_the_bytes_that_were_hashed_and_n
 
 
 #: Numbers in this range that are no HTTP status.
-NOT_A_STATUS = {("web/schemas/systemone.py", 400)}  # questions a request
+NOT_A_STATUS = {("web/schemas/systemone.py", 400), ("web/schemas/decisions.py", 400)}  # questions a request
 #: What the framework's exception has when it has no code of its own.
 STATUS_ELSEWHERE = {("web/app.py", 500)}
 
@@ -230,6 +230,7 @@ def test_error_statuses_stand_in_the_table_of_errors_alone() -> None:
     [
         "web/plan.py",
         "web/assemble.py",
+        "web/decisions.py",
         "web/jev.py",
         "web/errors.py",
         "web/exposition.py",

@@ -26,6 +26,9 @@ __all__ = ["create_app"]
 
 _log = logging.getLogger("web.app")
 
+#: Where OpenAI's clients post to when their base_url lacks the /v1. No alias: the path is kept for another surface.
+_HINTS = {"/decisions": "there is no such path; OpenAI's decisions are at /v1/decisions, so let base_url end in /v1"}
+
 
 class _NoSessions(SessionInterface):
     """There are no sessions, so none is opened."""
@@ -43,10 +46,12 @@ def create_app(settings: WebSettings, scorer: ScorerClient | None = None, slots:
     Raises RunDirError or SlotFileError when that directory cannot be used.
     """
     run_dir = RunDir(settings.run_dir)
+    cap = settings.max_concurrent_decisions
     services = Services(
         settings=settings,
         auth=BearerAuth(settings.api_token),
         slots=slots or SlotTable(run_dir.slots, settings.max_queue),
+        decision_slots=SlotTable(run_dir.decision_slots, cap, "MAX_CONCURRENT_DECISIONS") if cap else None,
         body=BodyReader(settings.max_body_bytes, settings.body_deadline_s, max_drains=settings.threads // 2),
         scorer=scorer or ScorerClient(run_dir.endpoint),
         metrics=None if settings.metrics == "off" else _metrics(run_dir),
@@ -88,7 +93,9 @@ def _register_errors(app: Flask, body: BodyReader) -> None:
         return response
 
     def framework_error(error: HTTPException) -> Response:
-        known = ApiError(kind_of_status(error.code or 500), error.description or "the request cannot be served")
+        kind = kind_of_status(error.code or 500)
+        hint = _HINTS.get(request.path) if kind == "not_found" else None
+        known = ApiError(kind, hint or error.description or "the request cannot be served")
         known.headers = tuple((name, value) for name, value in error.get_headers() if name == "Allow")
         return answer(known)
 

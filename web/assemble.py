@@ -1,6 +1,6 @@
 """From the calls' answers to results: checks (INV-1), the semif result shapes, the combination of orderings. Pure.
 
-Numbers of the engine pass untouched: this module re-keys them, and refuses (:class:`BrokenAnswer`) what it cannot vouch
+Numbers of the engine pass untouched: this module re-keys them, and refuses (:mod:`shared.answers`) what it cannot vouch
 for. A refusal is the server's failure, 500 ``scoring_failed``, never the caller's.
 """
 
@@ -10,18 +10,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from shared.answers import BrokenAnswer, check_answer, is_number, labels_of
 from shared.wire import EngineInfo
 from web.plan import Asked, Plan
 
 __all__ = [
     "METHOD",
     "BrokenAnswer",
-    "check_answer",
     "check_call",
     "combine",
     "decide_result",
     "forward_seconds",
-    "labels_of",
     "shared_result",
 ]
 
@@ -30,25 +29,8 @@ METHOD = "mean_log_probability"
 
 #: A probability of exactly 0 is floored here before its logarithm (contract § Mapping, averaged result).
 _FLOOR = 1e-300
-#: As far as the checkpoint's own guard lets a sum stray (engine/intern-decision.md §1.7).
-_SUM_TOLERANCE = 1e-3
 
 Call = Mapping[str, Any]
-
-
-class BrokenAnswer(Exception):
-    """The engine's answer is incomplete, not finite, or contradicts itself. The message names the rule, no caller
-    text."""
-
-
-def labels_of(question: Mapping[str, Any]) -> list[str]:
-    """The labels that an answer's ``probabilities`` must have, for a question as it went to the engine."""
-    kind, criteria = question["type"], question.get("criteria")
-    if kind == "noul":
-        return ["no", "yes"]
-    if kind == "score" and isinstance(criteria, list):
-        return [str(level) for level in range(len(criteria))]
-    return list(criteria or ())
 
 
 def check_call(call: Call, questions: Mapping[str, Mapping[str, Any]]) -> None:
@@ -61,31 +43,6 @@ def check_call(call: Call, questions: Mapping[str, Mapping[str, Any]]) -> None:
         check_answer(answers[name], question["type"], labels_of(question))
     if not isinstance(call.get("input_tokens"), int) or not isinstance(call.get("prompt_sha256"), str):
         raise BrokenAnswer("the engine's call has no token count or prompt hash")
-
-
-def check_answer(answer: Any, kind: str, labels: Sequence[str]) -> None:
-    """Check one answer object of engine/intern-decision.md §1.8: exactly the labels asked, each probability finite and
-    in [0, 1], their sum 1 within 1e-3, the decision one of the most probable. Raises BrokenAnswer."""
-    if not isinstance(answer, Mapping) or answer.get("type") != kind:
-        raise BrokenAnswer("an answer is missing or of another type")
-    probabilities = answer.get("probabilities")
-    if not isinstance(probabilities, Mapping) or set(probabilities) != set(labels):
-        raise BrokenAnswer("an answer's options are not exactly those asked")
-    if not all(_is_share(p) for p in probabilities.values()):
-        raise BrokenAnswer("a probability is not a finite number from 0 to 1")
-    if abs(math.fsum(probabilities.values()) - 1.0) > _SUM_TOLERANCE:
-        raise BrokenAnswer("the probabilities of an answer do not sum to 1")
-    if not _is_share(answer.get("confidence")):
-        raise BrokenAnswer("a confidence is not a finite number from 0 to 1")
-    if kind == "choice":
-        top = answer.get("choice")
-        if not isinstance(top, str) or top not in probabilities or probabilities[top] < max(probabilities.values()):
-            raise BrokenAnswer("the chosen option is not the most probable one")
-    elif kind == "noul":
-        if not _is_share(answer.get("noul")):
-            raise BrokenAnswer("a noul is not a finite number from 0 to 1")
-    elif not _is_number(answer.get("score")) or not isinstance(answer.get("legend"), Mapping):
-        raise BrokenAnswer("a score is not a finite number, or has no legend")
 
 
 def combine(option_ids: Sequence[str], results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -188,14 +145,6 @@ def forward_seconds(call: Call) -> float:
     """``predict()``'s own ``timing.inference_ms``, in seconds. Raises BrokenAnswer."""
     timing = call["answer"].get("timing")
     milliseconds = timing.get("inference_ms") if isinstance(timing, Mapping) else None
-    if not isinstance(milliseconds, (int, float)):
+    if not is_number(milliseconds):
         raise BrokenAnswer("the engine's call has no timing")
     return milliseconds / 1000.0
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
-
-
-def _is_share(value: Any) -> bool:
-    return _is_number(value) and 0.0 <= value <= 1.0

@@ -111,12 +111,15 @@ class BodyReader:
         self._draining = _Cutoffs(_DRAIN_SECONDS)
         self._deadline_s = deadline_s
 
-    def read(self, environ: Environ) -> bytes:
+    def read(self, environ: Environ, json_only: bool = False) -> bytes:
         """The decoded body. Raises ApiError: ``request_too_large``, ``request_timeout``, ``unsupported_media_type`` for
-        an encoding other than gzip and zstd or a multipart body, ``invalid_request`` for a body cut short or
-        garbled."""
-        if environ.get("CONTENT_TYPE", "").lower().startswith("multipart/"):
+        an encoding other than gzip and zstd, a multipart body or, with ``json_only``, a media type that is named and
+        is not JSON's, ``invalid_request`` for a body cut short or garbled."""
+        media_type = environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower()
+        if media_type.startswith("multipart/"):
             raise ApiError("unsupported_media_type", "multipart bodies are not supported; send JSON")
+        if json_only and media_type not in ("", "application/json"):
+            raise ApiError("unsupported_media_type", "Content-Type must be application/json")
         encoding = environ.get("HTTP_CONTENT_ENCODING", "").strip().lower()
         if encoding not in ("", "identity", "gzip", "x-gzip", "zstd"):
             raise ApiError(

@@ -1,4 +1,4 @@
-"""What every POST passes, in this order: auth (401), admission (429), body (413), JSON (422), and the ask itself.
+"""What every POST passes, in this order: auth (401), admission (503, 429), body (413), JSON (422), and the ask itself.
 
 It stands in the route's own ``with`` block and not in request hooks, so that no failing hook can leak a slot
 (architecture.md §1.16).
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,7 @@ class Services:
     settings: WebSettings
     auth: BearerAuth
     slots: SlotTable
+    decision_slots: SlotTable | None
     body: BodyReader
     scorer: ScorerClient
     metrics: Metrics | None = None
@@ -111,8 +113,17 @@ def _newer(scorer: ScorerClient, known: Description) -> Description | None:
     return current if current.boot_id != known.boot_id else None
 
 
-def post_route(app: Flask, services: Services, path: str, handle: Callable[[Admitted], Any]) -> None:
-    """Register ``POST path``; ``handle`` returns the response's object or raises ApiError."""
+def post_route(
+    app: Flask,
+    services: Services,
+    path: str,
+    handle: Callable[[Admitted], Any],
+    *,
+    capped: bool = False,
+    json_only: bool = False,
+) -> None:
+    """Register ``POST path``; ``handle`` returns the response's object or raises ApiError. ``capped`` counts the route
+    under MAX_CONCURRENT_DECISIONS, ``json_only`` refuses a Content-Type that is not JSON's."""
 
     def view() -> Response:
         environ = request.environ
@@ -120,21 +131,29 @@ def post_route(app: Flask, services: Services, path: str, handle: Callable[[Admi
         record.facts["route"] = path
         services.auth.check(environ.get("HTTP_AUTHORIZATION"))
         job_id = os.urandom(16)
-        try:
-            slot = services.slots.acquire(job_id)
-        except (SlotFileError, OSError) as error:
-            _log.error("no admission", extra={"fields": {"reason": str(error)}})
-            raise ApiError("scorer_unavailable", "the server cannot admit requests; its log says why") from None
-        if slot is None:
-            raise ApiError("busy", f"{services.settings.max_queue} requests are in progress; try again")
-        with slot:
+        cap = services.decision_slots if capped else None
+        with (
+            nullcontext() if cap is None else _admit(cap, job_id, "overloaded", "decision requests"),
+            _admit(services.slots, job_id, "busy", "requests") as slot,
+        ):
             record.facts["slot"] = slot.index
-            raw = services.body.read(environ)
+            raw = services.body.read(environ, json_only)
             record.facts["bytes"] = len(raw)
             return json_response(handle(Admitted(services, _parse(raw), record, slot, job_id)))
 
     view.__name__ = "post" + path.replace("/", "_")
     app.add_url_rule(path, view_func=view, methods=["POST"], provide_automatic_options=False)
+
+
+def _admit(table: SlotTable, job_id: bytes, kind: str, what: str) -> Slot:
+    try:
+        slot = table.acquire(job_id)
+    except (SlotFileError, OSError) as error:
+        _log.error("no admission", extra={"fields": {"reason": str(error)}})
+        raise ApiError("scorer_unavailable", "the server cannot admit requests; its log says why") from None
+    if slot is None:
+        raise ApiError(kind, f"{table.size} {what} are in progress; try again")
+    return slot
 
 
 def json_response(value: Any, status: int = 200) -> Response:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
 
-from shared.wire import CallItem, Job
+from shared.wire import NO_TERMS, CallItem, Job, Terms
 
 __all__ = [
     "MAX_ALL_OPTIONS",
@@ -113,12 +113,12 @@ def plan_joint(state: Any, questions: Mapping[str, Any]) -> Plan:
     return Plan(Job(state, list(questions.values()), [call]), asked)
 
 
-def plan_independent(state: Any, questions: Sequence[Any]) -> Plan:
+def plan_independent(state: Any, questions: Sequence[Any], terms: Terms = NO_TERMS) -> Plan:
     """Plan ``/v1/systemone`` in the ``jev`` profile, and any other surface of independent questions: one call each,
-    field
-    ``q``, so that neither a name nor a neighbour can change an answer (wire/systemone.md §10, rows 5 and 6)."""
+    field ``q``, so that neither a name nor a neighbour can change an answer (wire/systemone.md §10, rows 5 and 6)."""
     calls = [[CallItem("q", index)] for index in range(len(questions))]
-    return Plan(Job(state, list(questions), calls), tuple((Asked(i, "q", 1, ()),) for i in range(len(questions))))
+    asked = tuple((Asked(i, "q", 1, ()),) for i in range(len(questions)))
+    return Plan(Job(state, list(questions), calls, terms), asked)
 
 
 def _field_names(size: int) -> list[str]:

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 from scipy.special import logsumexp
 
+from scorer.bench.columns import Keys
 from scorer.bench.document import Items, Section, Table, clip, decimals, leaves, markdown
-from scorer.bench.measures import check
+from scorer.bench.folder import Records
 from scorer.bench.numbers import SMALLEST, Answers, quality
 from scorer.bench.records import Record
 from shared import jsonio
@@ -45,30 +47,88 @@ class CalibrationError(ValueError):
     """A stored calibration is damaged, or is another engine's."""
 
 
-def fit(records: Sequence[Record], fingerprint: Mapping[str, Any], seed: int) -> dict[str, Any]:
+def fit(records: Records, fingerprint: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Fit and judge; JSON-able.
 
-    ``records`` of one run: those with a label count, in ordering 0. ``fingerprint`` names the engine whose numbers they
-    are, and is stored as it is. ``seed`` chooses the split, together with the row's id. Each entry of ``types`` has
-    the ``temperature`` to use, whether it was ``kept`` and the ``reason``, the ``fitted`` one, the rows of both halves,
-    and the held-out measures ``before`` and ``after`` it. Raises :class:`scorer.bench.measures.MeasureError`.
+    ``records`` of one run: those with a label count, in ordering 0, and of these the numbers are held, 8 bytes an
+    option. ``fingerprint`` names the engine whose numbers they are, and is stored as it is. ``seed`` chooses the split,
+    together with the row's id. Each entry of ``types`` has the ``temperature`` to use, whether it was ``kept`` and the
+    ``reason``, the ``fitted`` one, the rows of both halves, and the held-out measures ``before`` and ``after`` it.
+    Raises :class:`scorer.bench.measures.MeasureError`.
     """
-    check(records)
-    labelled = [record for record in records if record.ordering == 0 and record.expected is not None]
-    types = {}
-    for kind in sorted({record.type for record in labelled}):
-        rows = [record for record in labelled if record.type == kind]
-        halves = [[record for record in rows if _held_out(record.row, seed) is side] for side in (False, True)]
-        types[kind] = _fit_type(halves[0], halves[1])
+    keys = Keys()
+    halves: dict[str, tuple[_Half, _Half]] = {}
+    total = labelled = 0
+    for record in records:
+        keys.add(record)
+        total += 1
+        if record.ordering == 0 and record.expected is not None:
+            labelled += 1
+            halves.setdefault(record.type, (_Half(), _Half()))[_held_out(record.row, seed)].add(record)
+    keys.check(records)
     return {
         "format": FORMAT,
         "method": "p^(1/T) renormalised, one T a question type, least NLL on the fitting half",
         "fingerprint": dict(fingerprint),
         "seed": seed,
-        "labelled": len(labelled),
-        "left_out": len(records) - len(labelled),
-        "types": types,
+        "labelled": labelled,
+        "left_out": total - labelled,
+        "types": {kind: _fit_type(*halves[kind]) for kind in sorted(halves)},
     }
+
+
+class _Half:
+    """The numbers of labelled answers, one after the other."""
+
+    def __init__(self) -> None:
+        self._probabilities, self._starts, self._wanted = array("d"), array("q"), array("q")
+        self._correct = array("b")
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def add(self, record: Record) -> None:
+        """Append one."""
+        start = len(self._probabilities)
+        self._starts.append(start)
+        self._wanted.append(start + record.labels.index(str(record.expected)))
+        self._probabilities.extend(map(record.probabilities.__getitem__, record.labels))
+        self._correct.append(bool(record.correct))
+
+    def spread(self) -> Callable[[float], tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+        """A function of ln T: ln p / T of every option, and of every answer the logarithm of the sum of p^(1/T)."""
+        logs, starts = np.log(np.maximum(np.asarray(self._probabilities), SMALLEST)), np.asarray(self._starts)
+        sizes = np.diff(np.append(starts, len(logs)))
+
+        def at(log_t: float) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+            scaled = logs / math.exp(log_t)
+            top = np.maximum.reduceat(scaled, starts)
+            return scaled, top + np.log(np.add.reduceat(np.exp(scaled - np.repeat(top, sizes)), starts))
+
+        return at
+
+    def loss(self) -> Callable[[float], float]:
+        """NLL as a function of ln T."""
+        at, wanted = self.spread(), np.asarray(self._wanted)
+
+        def nll(log_t: float) -> float:
+            scaled, sums = at(log_t)
+            return float(np.mean(sums - scaled[wanted]))
+
+        return nll
+
+    def answers(self, temperature: float) -> Answers:
+        """The numbers to the power of 1/T, renormalised; at 1 they are untouched."""
+        starts, wanted = np.asarray(self._starts), np.asarray(self._wanted)
+        p = np.array(self._probabilities)
+        if not len(starts):
+            return Answers(p, p, p, np.empty(0, dtype=bool))
+        if temperature != 1.0:
+            scaled, sums = self.spread()(math.log(temperature))
+            p = np.exp(scaled - np.repeat(sums, np.diff(np.append(starts, len(p)))))
+        top, expected = np.maximum.reduceat(p, starts), p[wanted]
+        p[wanted] -= 1.0
+        return Answers(top, expected, np.add.reduceat(p * p, starts), np.asarray(self._correct) == 1)
 
 
 def _held_out(row: str, seed: int) -> bool:
@@ -76,7 +136,7 @@ def _held_out(row: str, seed: int) -> bool:
     return bool(hashlib.sha256(f"{seed}:{row}".encode()).digest()[0] & 1)
 
 
-def _fit_type(fitting: Sequence[Record], held_out: Sequence[Record]) -> dict[str, Any]:
+def _fit_type(fitting: _Half, held_out: _Half) -> dict[str, Any]:
     before = _judge(held_out, 1.0)
     out: dict[str, Any] = {
         "temperature": 1.0,
@@ -104,19 +164,10 @@ def _fit_type(fitting: Sequence[Record], held_out: Sequence[Record]) -> dict[str
     return out
 
 
-def _best(records: Sequence[Record]) -> float | None:
+def _best(half: _Half) -> float | None:
     """The temperature of least NLL, or None where an edge is as good. NLL is convex in 1/T, so the one minimum is
     found."""
-    widest = max(len(record.labels) for record in records)
-    logs = np.full((len(records), widest), -np.inf)
-    for row, record in zip(logs, records, strict=True):
-        row[: len(record.labels)] = [math.log(max(record.probabilities[label], SMALLEST)) for label in record.labels]
-    wanted = np.array([r.labels.index(str(r.expected)) for r in records])
-    own = logs[np.arange(len(records)), wanted]
-
-    def loss(log_t: float) -> float:
-        return float(np.mean(logsumexp(logs / math.exp(log_t), axis=1) - own / math.exp(log_t)))
-
+    loss = half.loss()
     low, high = map(math.log, BOUNDS)
     found = minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": 1e-6})
     # Rows that are all right drive T to 0, and the loss is flat long before the edge, so the place of the minimum says
@@ -133,9 +184,8 @@ def apply(probabilities: Mapping[str, float], temperature: float) -> dict[str, f
     return dict(zip(probabilities, np.exp(logs - logsumexp(logs)).tolist(), strict=True))
 
 
-def _judge(records: Sequence[Record], temperature: float) -> dict[str, Any]:
-    rows = [(apply(r.probabilities, temperature), str(r.expected), bool(r.correct)) for r in records]
-    found = quality(Answers.of(rows))
+def _judge(half: _Half, temperature: float) -> dict[str, Any]:
+    found = quality(half.answers(temperature))
     return {name: found[name] for name in _JUDGED}
 
 

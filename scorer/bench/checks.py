@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from scorer.bench import controls, run
-from scorer.bench.answers import BrokenAnswer, numbers
+from scorer.bench import controls, recording
+from scorer.bench.answers import numbers
 from scorer.bench.forms import Row
 from scorer.bench.plan import calls
 from scorer.bench.source import Answer, Failure, Source
+from shared.answers import BrokenAnswer
 
 __all__ = [
     "FAIL",
@@ -71,8 +72,8 @@ def score(source: Source, rows: Sequence[Row]) -> tuple[Scores, list[str]]:
             if isinstance(answer, Failure):
                 lost.append(f"{name}: {answer.kind}: {answer.message}")
                 continue
-            found, broken = run.records(row, call, answer)
-            lost += [f"{name}: {rule}" for _, _, rule in broken]
+            found: list[dict[str, Any]] = []
+            lost += [f"{name}: {rule}" for _, rule in recording.records(row, call, answer, found)]
             for record in found:
                 out[name] = {
                     "probabilities": record["probabilities"],

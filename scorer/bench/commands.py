@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import sys
 from collections.abc import Mapping
@@ -12,7 +13,6 @@ from typing import Any
 from scorer.bench import folder, rows, run
 from scorer.bench.client import Client, TokenError, read_token
 from scorer.bench.folder import FolderError
-from scorer.bench.records import Record
 from scorer.bench.run import Options, Outcome
 from scorer.bench.server import UrlSource, surface_of
 from scorer.bench.source import EngineSource, Source
@@ -104,7 +104,7 @@ def calibrate(given: argparse.Namespace, target: Path) -> int:
     """Fit, tell, store."""
     module = _needs("scorer.bench.calibrate")
     manifest = _manifest(given.run_folder)
-    result = module.fit(list(folder.records_of(given.run_folder)), _identity(manifest["engine"]), given.seed)
+    result = module.fit(folder.RecordFile(given.run_folder), _identity(manifest["engine"]), given.seed)
     module.save(target, result, overwrite=given.overwrite)
     print(module.render(result))
     print(f"stored: {target}")
@@ -114,8 +114,8 @@ def calibrate(given: argparse.Namespace, target: Path) -> int:
 def compare(given: argparse.Namespace) -> int:
     """Pair two runs."""
     module = _needs("scorer.bench.compare")
-    a, b = (list(folder.records_of(path)) for path in (given.a, given.b))
-    result = module.compare(a, b)
+    with contextlib.closing(folder.RecordFile(given.b)) as b:
+        result = module.compare(folder.RecordFile(given.a), b)
     print(module.render(result))
     if given.out is not None:
         with given.out.open("xb") as file:
@@ -186,7 +186,7 @@ def _tell(outcome: Outcome) -> None:
         f"{outcome.written} answers written, {outcome.before} were there, {outcome.failures} failed; "
         f"{outcome.seconds:.2f} s, {share:.0%} of it waiting for the answers"
     )
-    for reason, count in sorted((outcome.failed or {}).items()):
+    for reason, count in sorted(outcome.failed.items()):
         print(f"  failed: {count} {reason} (see {folder.FAILURES})")
 
 
@@ -194,12 +194,14 @@ def _report(module: Any, out: Path, outcome: Outcome) -> dict[str, Any]:
     """Measure, and write the report unless it is there and nothing has changed; returns the metrics."""
     from scorer.bench import measures
 
-    records: list[Record] = list(folder.records_of(out))
-    metrics: dict[str, Any] = measures.summarise(records)
+    records = folder.RecordFile(out)
     there = all((out / name).exists() for name in ("report.md", "metrics.json"))
+    metrics: dict[str, Any]
     if outcome.written or outcome.failures or not there:
         # What is replaced is a report on an earlier state of the same run.
-        module.write(out, outcome.manifest, records, overwrite=True)
+        metrics = module.write(out, outcome.manifest, records, overwrite=True)
+    else:
+        metrics = measures.summarise(records)
     print(
         f"accuracy {_share(metrics['accuracy'])} of {metrics['labelled']} labelled answers "
         f"(95 % {_share(metrics['low'])} to {_share(metrics['high'])}), ECE {_share(metrics['ece_10'])}, "

@@ -6,14 +6,21 @@ movers) looks at ordering 0, as the measures do; further orderings are counted a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import bisect
+import contextlib
+import math
+from array import array
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from scipy.stats import binomtest
 
+from scorer.bench.columns import Keys
 from scorer.bench.document import Items, Section, Table, clip, decimals, markdown, percent
-from scorer.bench.measures import calls, check
+from scorer.bench.folder import Records, placed
+from scorer.bench.index import Index
 from scorer.bench.numbers import interval
 from scorer.bench.records import Record
 from scorer.bench.stability import total_variation
@@ -23,8 +30,9 @@ __all__ = ["compare", "render"]
 _MOVERS = 10
 
 
-def compare(a: Sequence[Record], b: Sequence[Record]) -> dict[str, Any]:
-    """How run B answers what run A answered; JSON-able.
+def compare(a: Records, b: Records) -> dict[str, Any]:
+    """How run B answers what run A answered; JSON-able. Both are read one record at a time, and some 40 bytes of a pair
+    are held.
 
     ``flips`` has, of the paired labelled questions, those that only A and only B got right and the exact two-sided
     McNemar p-value (a binomial test of one of them among both, 1 where neither moved). ``shift`` is the mean change
@@ -34,58 +42,124 @@ def compare(a: Sequence[Record], b: Sequence[Record]) -> dict[str, Any]:
     counted in ``rows.contradict`` and otherwise left out. Raises :class:`scorer.bench.measures.MeasureError` for a run
     that names a key twice.
     """
-    check(a)
-    check(b)
-    by_a, by_b = ({record.key: record for record in run} for run in (a, b))
-    both = [(record, by_b[key]) for key, record in by_a.items() if key in by_b]
-    pairs = [
-        (x, y) for x, y in both if set(x.labels) == set(y.labels) and x.expected == y.expected and x.type == y.type
-    ]
-    own = [(x, y) for x, y in pairs if x.ordering == 0]
-    reordered = [(x, y) for x, y in pairs if x.ordering > 0]
-    return {
-        "rows": {
-            "a": len(a),
-            "b": len(b),
-            "paired": len(pairs),
-            "only_a": len(by_a.keys() - by_b.keys()),
-            "only_b": len(by_b.keys() - by_a.keys()),
-            "contradict": len(both) - len(pairs),
-            "other_prompt": sum(x.prompt_sha256 != y.prompt_sha256 for x, y in pairs),
-        },
-        "agreement": _agreement(own),
-        "reordered_agreement": _agreement(reordered),
-        "identical": sum(x.probabilities == y.probabilities for x, y in pairs),
-        "flips": _flips([(x, y) for x, y in own if x.expected is not None]),
-        "shift": _shift([y.probabilities[x.decision] - x.probabilities[x.decision] for x, y in own]),
-        "movers": _movers(own),
-        "latency_ratio": _latency(pairs),
-    }
+    pairing = _Pairing()
+    keys_a, keys_b = Keys(), Keys()
+    with contextlib.closing(Index()) as places:
+        for place, record in placed(b):
+            keys_b.add(record)
+            places.add(record.key, place)
+        keys_b.check(b)
+        for record in a:
+            keys_a.add(record)
+            found = places.get(record.key)
+            if found is None:
+                pairing.only_a += 1
+            else:
+                pairing.add(record, b[found])
+        keys_a.check(a)
+        return pairing.result(len(places))
 
 
-def _agreement(pairs: Sequence[tuple[Record, Record]]) -> dict[str, Any]:
-    agree = sum(x.decision == y.decision for x, y in pairs)
-    low, high = interval(agree, len(pairs))
-    return {"n": len(pairs), "agree": agree, "share": agree / len(pairs) if pairs else None, "low": low, "high": high}
+class _Pairing:
+    """The counts and arrays of one comparison."""
+
+    def __init__(self) -> None:
+        self.only_a = 0
+        self._paired = self._contradict = self._other_prompt = self._identical = 0
+        #: By ordering 0 and others: pairs, and those of one decision.
+        self._agree = {True: [0, 0], False: [0, 0]}
+        #: Labelled pairs by whether A and B are right.
+        self._right: Counter[tuple[bool, bool]] = Counter()
+        self._changes = array("d")
+        self._moved: list[tuple[Any, dict[str, Any]]] = []
+        self._call, self._inference, self._total = array("q"), array("d"), array("d")
+
+    def add(self, x: Record, y: Record) -> None:
+        """One key's record of A and of B."""
+        if set(x.labels) != set(y.labels) or x.expected != y.expected or x.type != y.type:
+            self._contradict += 1
+            return
+        self._paired += 1
+        self._other_prompt += x.prompt_sha256 != y.prompt_sha256
+        self._identical += x.probabilities == y.probabilities
+        agree = self._agree[x.ordering == 0]
+        agree[0] += 1
+        agree[1] += x.decision == y.decision
+        self._call.append(hash((x.file, x.row, x.ordering, x.prompt_sha256)))
+        self._inference.append(_ratio(x, y, x.inference_ms, y.inference_ms))
+        self._total.append(_ratio(x, y, x.total_ms, y.total_ms))
+        if x.ordering:
+            return
+        if x.expected is not None:
+            self._right[bool(x.correct), bool(y.correct)] += 1
+        shift = y.probabilities[x.decision] - x.probabilities[x.decision]
+        self._changes.append(shift)
+        if distance := total_variation(x, y):
+            mover = {"file": x.file, "row": x.row, "field": x.field, "distance": distance, "shift": shift}
+            mover["decision_changed"] = x.decision != y.decision
+            bisect.insort(self._moved, ((-distance, x.key), mover), key=lambda found: found[0])
+            del self._moved[_MOVERS:]
+
+    def result(self, records_b: int) -> dict[str, Any]:
+        """What :func:`compare` returns."""
+        both = self._paired + self._contradict
+        return {
+            "rows": {
+                "a": both + self.only_a,
+                "b": records_b,
+                "paired": self._paired,
+                "only_a": self.only_a,
+                "only_b": records_b - both,
+                "contradict": self._contradict,
+                "other_prompt": self._other_prompt,
+            },
+            "agreement": _agreement(*self._agree[True]),
+            "reordered_agreement": _agreement(*self._agree[False]),
+            "identical": self._identical,
+            "flips": self._flips(),
+            "shift": _shift(np.asarray(self._changes)),
+            "movers": [mover for _, mover in self._moved],
+            "latency_ratio": self._latency(),
+        }
+
+    def _flips(self) -> dict[str, Any]:
+        n, only_a, only_b = self._right.total(), self._right[True, False], self._right[False, True]
+        both, moved = self._right[True, True], only_a + only_b
+        return {
+            "n": n,
+            "accuracy_a": (both + only_a) / n if n else None,
+            "accuracy_b": (both + only_b) / n if n else None,
+            "only_a_right": only_a,
+            "only_b_right": only_b,
+            "p": float(binomtest(only_a, moved, 0.5).pvalue) if moved else 1.0,
+        }
+
+    def _latency(self) -> dict[str, Any]:
+        """The last answer of a call tells its time, as in the measures."""
+        _, last = np.unique(np.asarray(self._call)[::-1], return_index=True)
+        ratios = {"inference_ms": self._inference, "total_ms": self._total}
+        found = {name: np.asarray(values)[len(values) - 1 - last] for name, values in ratios.items()}
+        out: dict[str, Any] = {"calls": int((~np.isnan(found["total_ms"])).sum())}
+        for name, values in found.items():
+            kept = values[values > 0]
+            out[name] = float(np.median(kept)) if len(kept) else None
+        return out
 
 
-def _flips(pairs: Sequence[tuple[Record, Record]]) -> dict[str, Any]:
-    n = len(pairs)
-    right_a, right_b = (sum(bool(pair[side].correct) for pair in pairs) for side in (0, 1))
-    only_a = sum(bool(x.correct) and not y.correct for x, y in pairs)
-    only_b = sum(bool(y.correct) and not x.correct for x, y in pairs)
-    moved = only_a + only_b
-    return {
-        "n": n,
-        "accuracy_a": right_a / n if n else None,
-        "accuracy_b": right_b / n if n else None,
-        "only_a_right": only_a,
-        "only_b_right": only_b,
-        "p": float(binomtest(only_a, moved, 0.5).pvalue) if moved else 1.0,
-    }
+def _ratio(x: Record, y: Record, earlier: float, later: float) -> float:
+    """B's time by A's; 0 where a clock showed nothing. Only calls of the same questions compare: where one run packed a
+    row's questions and the other did not, none does (NaN)."""
+    if x.questions != y.questions:
+        return math.nan
+    return later / earlier if earlier > 0 and later > 0 else 0.0
 
 
-def _shift(changes: Sequence[float]) -> dict[str, Any]:
+def _agreement(n: int, agree: int) -> dict[str, Any]:
+    low, high = interval(agree, n)
+    return {"n": n, "agree": agree, "share": agree / n if n else None, "low": low, "high": high}
+
+
+def _shift(changes: np.ndarray[Any, Any]) -> dict[str, Any]:
     n = len(changes)
     return {
         "n": n,
@@ -93,37 +167,6 @@ def _shift(changes: Sequence[float]) -> dict[str, Any]:
         "standard_error": float(np.std(changes, ddof=1) / np.sqrt(n)) if n > 1 else None,
         "mean_size": float(np.mean(np.abs(changes))) if n else None,
     }
-
-
-def _movers(pairs: Sequence[tuple[Record, Record]]) -> list[dict[str, Any]]:
-    moved = [(total_variation(x, y), x, y) for x, y in pairs]
-    moved.sort(key=lambda found: (-found[0], found[1].key))
-    return [
-        {
-            "file": x.file,
-            "row": x.row,
-            "field": x.field,
-            "distance": distance,
-            "shift": y.probabilities[x.decision] - x.probabilities[x.decision],
-            "decision_changed": x.decision != y.decision,
-        }
-        for distance, x, y in moved[:_MOVERS]
-        if distance > 0
-    ]
-
-
-def _latency(pairs: Sequence[tuple[Record, Record]]) -> dict[str, Any]:
-    """Only calls of the same questions compare: where one run packed a row's questions and the other did not, none
-    does."""
-    other = {x.key: y for x, y in pairs}
-    made = [(x, other[x.key]) for x in calls([x for x, _ in pairs])]
-    made = [(x, y) for x, y in made if x.questions == y.questions]
-    out: dict[str, Any] = {"calls": len(made)}
-    for name in ("inference_ms", "total_ms"):
-        times = [(getattr(x, name), getattr(y, name)) for x, y in made]
-        ratios = [later / earlier for earlier, later in times if earlier > 0 and later > 0]
-        out[name] = float(np.median(ratios)) if ratios else None
-    return out
 
 
 def render(result: Mapping[str, Any]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,21 +18,19 @@ from shared import jsonio
 
 __all__ = [
     "FAILURES",
-    "HELD_S",
     "MANIFEST",
     "RESULTS",
     "FolderError",
+    "RecordFile",
+    "Records",
     "RunFolder",
     "differences",
     "manifest_of",
+    "placed",
     "records_of",
 ]
 
 MANIFEST, RESULTS, FAILURES = "run.json", "results.jsonl", "failures.jsonl"
-
-#: Seconds of work that a kill can cost. Writing each answer of a fast engine at once would double the harness's time:
-#: 18 microseconds an answer against 9, beside the 160 that the sparrow engine takes.
-HELD_S = 0.005
 
 #: What must be the same for a run to be continued. The rest of a manifest tells what happened.
 _SAME = ("format", "source", "engine", "data", "options")
@@ -71,8 +68,6 @@ class RunFolder:
             raise FolderError(f"{path} is being written by another process") from None
         if overwrite:
             self._results.truncate(0)
-        self._held: list[Sequence[Mapping[str, Any]]] = []
-        self._due = 0.0
         self.done = Index()
         #: Bytes of a half-written last line that were cut off.
         self.cut = 0
@@ -90,21 +85,11 @@ class RunFolder:
         self._failures = (path / FAILURES).open("wb")
 
     def write(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Append the records (their fields) of one call. They are in the file, and safe from a kill, when this returns,
-        except those of the last :data:`HELD_S` seconds: with a fast engine, whose calls take less, a few calls' records
-        go together."""
-        self._held.append(records)
-        if time.monotonic() >= self._due:
-            self.flush()
-
-    def flush(self) -> None:
-        """Hand what is held to the kernel: whole calls, in one write."""
-        data = b"".join([jsonio.dumps(record) + b"\n" for records in self._held for record in records])
-        self._held.clear()
+        """Append the records (their JSON) of whole calls, in one write: safe from a kill when this returns."""
+        data = jsonio.dumps_lines(records, "row")
         # A short write is a disk that is about to be full: the next one says so.
         while data and (written := self._results.write(data)) < len(data):
             data = data[written:]
-        self._due = time.monotonic() + HELD_S
 
     def fail(self, entry: Mapping[str, Any]) -> None:
         """Append one failure."""
@@ -122,12 +107,9 @@ class RunFolder:
 
     def close(self) -> None:
         """Let go of the files."""
-        try:
-            self.flush()
-        finally:
-            self._results.close()
-            self._failures.close()
-            self.done.close()
+        self._results.close()
+        self._failures.close()
+        self.done.close()
 
     def _take_stock(self) -> None:
         """Cut a half-written last line off, and learn which answers are there."""
@@ -166,28 +148,73 @@ def differences(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str
     return out
 
 
-def records_of(path: Path) -> Iterator[Record]:
-    """The records of a run's folder, or of a results file, one at a time; a half-written last line is passed over.
+class RecordFile:
+    """The records of a run's folder, or of a results file, read from the disk whenever they are walked: none is kept. A
+    half-written last line is passed over.
 
-    Raises FolderError, naming the line that is no record.
+    What reads raises FolderError, naming the line that is no record.
     """
-    file = path / RESULTS if path.is_dir() else path
-    try:
-        with file.open("rb") as stream:
-            for _, _, record in _read(stream, file):
-                yield record
-    except OSError as error:
-        raise FolderError(f"{file}: {error.strerror}") from None
+
+    def __init__(self, path: Path) -> None:
+        self._file = path / RESULTS if path.is_dir() else path
+        self._open: BinaryIO | None = None
+
+    def __iter__(self) -> Iterator[Record]:
+        return (record for _, record in self.placed())
+
+    def placed(self) -> Iterator[tuple[int, Record]]:
+        """The records, each with the place at which :meth:`__getitem__` finds it again."""
+        place = 0
+        try:
+            with self._file.open("rb") as stream:
+                for _, line, record in _read(stream, self._file):
+                    yield place, record
+                    place += len(line)
+        except OSError as error:
+            raise FolderError(f"{self._file}: {error.strerror}") from None
+
+    def __getitem__(self, place: int) -> Record:
+        try:
+            if self._open is None:
+                self._open = self._file.open("rb")
+            self._open.seek(place)
+            line = self._open.readline()
+        except OSError as error:
+            raise FolderError(f"{self._file}: {error.strerror}") from None
+        return _record(line, f"{self._file}, byte {place}")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._open is not None:
+            self._open.close()
+
+
+#: What the measures read: a run's file, or records in memory.
+Records = Sequence[Record] | RecordFile
+
+
+def records_of(path: Path) -> Iterator[Record]:
+    """The records of :class:`RecordFile`, once."""
+    return iter(RecordFile(path))
+
+
+def placed(records: Records) -> Iterator[tuple[int, Record]]:
+    """The records, each with what finds it again: ``records[place]``."""
+    return records.placed() if isinstance(records, RecordFile) else enumerate(records)
 
 
 def _read(stream: BinaryIO, name: Path) -> Iterator[tuple[int, bytes, Record]]:
     for number, line in enumerate(stream, 1):
         if not line.endswith(b"\n"):
             return
-        try:
-            yield number, line, Record.from_json(jsonio.loads_ours(line))
-        except (jsonio.InvalidJSON, RecordError) as error:
-            raise FolderError(f"{name}:{number}: {error}") from None
+        yield number, line, _record(line, f"{name}:{number}")
+
+
+def _record(line: bytes, where: str) -> Record:
+    try:
+        return Record.from_json(jsonio.loads_ours(line))
+    except (jsonio.InvalidJSON, RecordError) as error:
+        raise FolderError(f"{where}: {error}") from None
 
 
 def _is_foreign(entry: Path) -> bool:

@@ -161,6 +161,10 @@ def _options(question: Any, where: str, broken: Broken) -> tuple[str, ...] | Non
     if not isinstance(question, dict):
         broken.append((where, "must be an object"))
         return None
+    criteria = question.get("criteria")
+    if question.get("type") == "choice" and type(criteria) is dict and 1 <= len(criteria) <= _MOST_OPTIONS:
+        # What most rows are, in half the time: the rules of read_options for the names of a JSON object.
+        return tuple(criteria)
     try:
         labels = read_options(question, _MOST_OPTIONS).labels
     except ValueError as error:

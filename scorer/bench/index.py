@@ -21,14 +21,14 @@ Key = Sequence[str | int]
 
 
 class Index:
-    """Maps keys (sequences of strings and whole numbers) to whole numbers. ``in_memory`` is the number of keys above
-    which it moves to a temporary file, which SQLite makes and removes itself. One thread at a time.
+    """Maps keys (sequences of strings and whole numbers) to whole numbers. ``in_memory`` is the number of keys (unset:
+    100,000) above which it moves to a temporary file, which SQLite makes and removes itself. One thread at a time.
 
     A key of the file is the first 16 bytes of its hash: two keys are taken for one with a chance of n² / 2¹²⁹.
     """
 
-    def __init__(self, in_memory: int = _IN_MEMORY) -> None:
-        self._most = in_memory
+    def __init__(self, in_memory: int | None = None) -> None:
+        self._most = _IN_MEMORY if in_memory is None else in_memory
         self._small: dict[tuple[str | int, ...], int] = {}
         self._file: sqlite3.Connection | None = None
         self._size = 0

@@ -7,7 +7,7 @@ that a server has rounded; the tests hold these against scikit-learn's on rows w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,21 +33,12 @@ class Answers:
     brier: np.ndarray[Any, Any]
     correct: np.ndarray[Any, Any]
 
-    @classmethod
-    def of(cls, rows: Sequence[tuple[Mapping[str, float], str, bool]]) -> Answers:
-        """From (probabilities by label, expected label, right or wrong); the expected label is one of the labels."""
-        top = np.array([max(p.values()) for p, _, _ in rows], dtype=np.float64)
-        expected = np.array([p[y] for p, y, _ in rows], dtype=np.float64)
-        brier = np.array([sum((v - (k == y)) ** 2 for k, v in p.items()) for p, y, _ in rows], dtype=np.float64)
-        return cls(top, expected, brier, np.array([right for _, _, right in rows], dtype=bool))
-
     def __len__(self) -> int:
         return len(self.top)
 
-    def pick(self, which: Sequence[int]) -> Answers:
+    def pick(self, which: np.ndarray[Any, Any]) -> Answers:
         """Those at the positions ``which``."""
-        index = np.asarray(which, dtype=np.intp)
-        return Answers(self.top[index], self.expected[index], self.brier[index], self.correct[index])
+        return Answers(self.top[which], self.expected[which], self.brier[which], self.correct[which])
 
 
 def interval(count: int, n: int) -> tuple[float | None, float | None]:

@@ -28,13 +28,13 @@ _LABEL = 22
 _SHORTEST = 0.001
 
 
-def draw(metrics: Mapping[str, Any], times: Mapping[str, Sequence[float]]) -> dict[str, Figure]:
-    """Every picture that the run has numbers for, by file name. ``times`` has a list of milliseconds a call by name."""
+def draw(metrics: Mapping[str, Any], times: Mapping[str, Sequence[float] | np.ndarray[Any, Any]]) -> dict[str, Figure]:
+    """Every picture that the run has numbers for, by file name. ``times`` has the milliseconds of each call by name."""
     out: dict[str, Figure] = {}
     if metrics["n"]:
         out["reliability.png"] = reliability(metrics)
         out["coverage.png"] = coverage(metrics)
-    if any(times.values()):
+    if any(map(len, times.values())):
         out["latency.png"] = latency(times)
     if metrics["confusion"]:
         out["confusion.png"] = confusion(metrics["confusion"])
@@ -92,12 +92,12 @@ def coverage(metrics: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def latency(times: Mapping[str, Sequence[float]]) -> Figure:
+def latency(times: Mapping[str, Sequence[float] | np.ndarray[Any, Any]]) -> Figure:
     """The share of calls that were answered within a time."""
     figure, axes = _figure(5.6, 4.2)
     least, most = np.inf, 0.0
     for (name, values), colour in zip(times.items(), (_BLUE, _ORANGE), strict=False):
-        if values:
+        if len(values):
             x = np.sort(np.maximum(np.asarray(values, dtype=np.float64), _SHORTEST))
             axes.step(np.append(x[0], x), np.arange(len(x) + 1) / len(x), where="post", color=colour, label=name)
             least, most = min(least, x[0]), max(most, x[-1])

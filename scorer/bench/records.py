@@ -60,17 +60,31 @@ class Record:
         return None if self.expected is None else self.decision == self.expected
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return asdict(self)
+        """As a JSON object. What follows from the rest is left out, since writing it is most of what an answer costs
+        beside a fast engine: ``labels`` and ``order`` as the probabilities have them, no family, no score, a confidence
+        that is the largest probability."""
+        out = asdict(self)
+        if self.labels == tuple(self.probabilities):
+            del out["labels"]
+        if self.order == tuple(range(len(self.labels))):
+            del out["order"]
+        if self.confidence == max(self.probabilities.values()):
+            del out["confidence"]
+        return {name: value for name, value in out.items() if value is not None or name not in ("family", "score")}
 
     @classmethod
     def from_json(cls, value: Any) -> Record:
         """From :meth:`to_json`'s object. Raises RecordError."""
         try:
-            fields = {**value, "labels": tuple(value["labels"]), "order": tuple(value["order"])}
-            record = cls(**fields)
-        except (TypeError, KeyError) as error:
+            probabilities = value["probabilities"]
+            labels = tuple(value.get("labels", probabilities))
+            order = tuple(value.get("order", range(len(labels))))
+            given = {"family": None, "score": None, "confidence": None, **value, "labels": labels, "order": order}
+            if given["confidence"] is None:
+                given["confidence"] = max(probabilities.values())
+            record = cls(**given)
+        except (AttributeError, TypeError, KeyError, ValueError) as error:
             raise RecordError(f"not a result record: {error}") from None
-        if set(record.probabilities) != set(record.labels) or record.decision not in record.labels:
+        if record.probabilities.keys() != set(labels) or record.decision not in record.probabilities:
             raise RecordError("not a result record: its options contradict each other")
         return record

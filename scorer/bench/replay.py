@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from scorer.bench import recording
 from scorer.bench import run as runs
 from scorer.bench.folder import RESULTS, FolderError, differences, manifest_of
 from scorer.bench.index import Index
@@ -106,8 +107,10 @@ def _compare(
         if not known:
             continue
         for call, answer in zip(known, source.ask(row.state, [one.questions for one in known]), strict=True):
-            made = runs.records(row, call, answer)[0] if isinstance(answer, Answer) else []
-            fresh = {record.key: record for record in (Record(**fields) for fields in made)}
+            made: list[dict[str, Any]] = []
+            if isinstance(answer, Answer):
+                recording.records(row, call, answer, made)
+            fresh = {record.key: record for record in map(Record.from_json, made)}
             for item in call.items:
                 key = (row.file, row.id, item.field, item.ordering)
                 place = saved.get(key)

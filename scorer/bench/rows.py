@@ -36,7 +36,7 @@ MAX_LINE_BYTES = 16 << 20
 _MOST_PROBLEMS = 50
 #: Rows of up to so many bytes of lines are kept, as some ten times as much in memory, and not read again: for a
 #: thousand short rows that is a sixth of all the harness does.
-_KEPT_BYTES = 2 << 20
+_KEPT_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)

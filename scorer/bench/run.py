@@ -11,25 +11,25 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from scorer.bench import answers, plan, rows
+from scorer.bench import plan, rows
 from scorer.bench.folder import FolderError, RunFolder, differences, manifest_of
 from scorer.bench.forms import Row
 from scorer.bench.plan import Call
 from scorer.bench.progress import Progress
-from scorer.bench.records import Record
+from scorer.bench.recording import Recorder
 from scorer.bench.rows import Checked, InputFile
 from scorer.bench.source import Answer, Failure, Source, fingerprint
 
-__all__ = ["FORMAT", "Options", "Outcome", "records", "run", "work"]
+__all__ = ["FORMAT", "Options", "Outcome", "run", "work"]
 
 FORMAT = "run-1"
 
-Outcomes = list[tuple[Call, Answer | Failure]]
+Asked = tuple[Row, Call, Answer | Failure]
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class Outcome:
     written: int = 0
     before: int = 0
     cut_bytes: int = 0
-    failed: Counter[str] | None = None
+    failed: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     source_seconds: float = 0.0
 
     @property
     def failures(self) -> int:
         """All failed answers."""
-        return sum((self.failed or {}).values())
+        return self.failed.total()
 
 
 def run(
@@ -102,7 +102,7 @@ def run(
         "created": _now(),
     }
     folder = RunFolder(out, manifest, overwrite=overwrite)
-    outcome = Outcome(folder.manifest, before=len(folder.done), cut_bytes=folder.cut, failed=Counter())
+    outcome = Outcome(folder.manifest, before=len(folder.done), cut_bytes=folder.cut)
     try:
         todo = _undone(work(files, checked, options, per_call), folder)
         if folder.finished:
@@ -112,16 +112,19 @@ def run(
             todo = chain([first], todo)
         folder.save(status="running")
         bar = progress(_total(checked, options), outcome.before)
+        recorder = Recorder(folder, bar)
+        outcome.failed = recorder.failed
         before = source.seconds
         try:
-            for row, done in _asked(source, todo, concurrency):
-                _take(row, done, folder, outcome, bar)
+            for row, call, answer in _asked(source, todo, concurrency):
+                recorder.take(row, call, answer)
         finally:
             bar.close()
-            folder.flush()
+            recorder.flush()
+            outcome.written = recorder.written
             outcome.seconds = time.perf_counter() - began
             outcome.source_seconds = source.seconds - before
-            folder.save(failed=dict(sorted((outcome.failed or {}).items())))
+            folder.save(failed=dict(sorted(outcome.failed.items())))
         folder.save(status="finished", ended=_now())
     finally:
         folder.close()
@@ -135,46 +138,6 @@ def work(
     chosen = _chosen(rows.read(files, checked, options.families), checked.rows, options)
     for row in chosen:
         yield row, plan.calls(row.questions, row.labels, options.orderings, per_call)
-
-
-def records(row: Row, call: Call, answer: Answer) -> tuple[list[dict[str, Any]], list[tuple[str, int, str]]]:
-    """One call's answer as the fields of its records, and (field, ordering, rule) of each question whose answer is
-    broken.
-
-    Fields and not :class:`Record` itself: making one takes as long as a third of all this, and most are only written.
-    """
-    out: list[dict[str, Any]] = []
-    broken: list[tuple[str, int, str]] = []
-    for item in call.items:
-        question, labels = row.questions[item.field], row.labels[item.field]
-        try:
-            found = answers.numbers(answer.answers.get(item.name), question["type"], labels)
-        except answers.BrokenAnswer as error:
-            broken.append((item.field, item.ordering, str(error)))
-            continue
-        out.append(
-            {
-                "row": row.id,
-                "file": row.file,
-                "field": item.field,
-                "family": row.family,
-                "type": question["type"],
-                "labels": labels,
-                "expected": row.expected[item.field],
-                "ordering": item.ordering,
-                "order": item.order,
-                "probabilities": found.probabilities,
-                "decision": found.decision,
-                "score": found.score,
-                "confidence": found.confidence,
-                "input_tokens": answer.input_tokens,
-                "prompt_sha256": answer.prompt_sha256,
-                "questions": len(call.items),
-                "inference_ms": answer.inference_ms,
-                "total_ms": answer.total_ms,
-            }
-        )
-    return out, broken
 
 
 def _chosen(found: Iterator[Row], total: int, options: Options) -> Iterator[Row]:
@@ -212,18 +175,19 @@ def _undone(asked: Iterator[tuple[Row, list[Call]]], folder: RunFolder) -> Itera
             yield row, left
 
 
-def _asked(source: Source, asked: Iterator[tuple[Row, list[Call]]], concurrency: int) -> Iterator[tuple[Row, Outcomes]]:
+def _asked(source: Source, asked: Iterator[tuple[Row, list[Call]]], concurrency: int) -> Iterator[Asked]:
     if concurrency == 1:
         for row, calls in asked:
             outcomes = source.ask(row.state, [call.questions for call in calls])
             for call, outcome in zip(calls, outcomes, strict=True):
-                yield row, [(call, outcome)]
+                yield row, call, outcome
         return
 
-    def ask(row: Row, calls: list[Call]) -> tuple[Row, Outcomes]:
-        return row, list(zip(calls, source.ask(row.state, [call.questions for call in calls]), strict=True))
+    def ask(row: Row, calls: list[Call]) -> list[Asked]:
+        outcomes = source.ask(row.state, [call.questions for call in calls])
+        return [(row, call, outcome) for call, outcome in zip(calls, outcomes, strict=True)]
 
-    waiting: set[Future[tuple[Row, Outcomes]]] = set()
+    waiting: set[Future[list[Asked]]] = set()
     with ThreadPoolExecutor(concurrency) as pool:
         try:
             for row, calls in asked:
@@ -231,35 +195,13 @@ def _asked(source: Source, asked: Iterator[tuple[Row, list[Call]]], concurrency:
                 # A few more than threads, so that none of them waits for a row; and no more, so that memory is bounded.
                 if len(waiting) >= 2 * concurrency:
                     ready, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                    yield from (future.result() for future in ready)
+                    yield from chain.from_iterable(future.result() for future in ready)
             while waiting:
                 ready, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                yield from (future.result() for future in ready)
+                yield from chain.from_iterable(future.result() for future in ready)
         finally:
             for future in waiting:
                 future.cancel()
-
-
-def _take(row: Row, done: Outcomes, folder: RunFolder, outcome: Outcome, bar: Progress) -> None:
-    for call, answer in done:
-        if isinstance(answer, Failure):
-            broken = [(item.field, item.ordering, answer.message) for item in call.items]
-            kind = answer.kind
-        else:
-            found, broken = records(row, call, answer)
-            kind = "broken_answer"
-            if outcome.before:
-                found = [one for one in found if Record(**one).key not in folder.done]
-            if found:
-                folder.write(found)
-                outcome.written += len(found)
-                bar.step(len(found))
-        for field, ordering, message in broken:
-            entry = {"file": row.file, "row": row.id, "field": field, "ordering": ordering}
-            folder.fail({**entry, "reason": kind, "message": message})
-            assert outcome.failed is not None
-            outcome.failed[kind] += 1
-            bar.step(1, failed=1)
 
 
 def _total(checked: Checked, options: Options) -> int:

@@ -166,7 +166,7 @@ class SparrowEngine:
         prepared = []
         for questions, digest in zip(calls, canonical_hashes(state, calls), strict=True):
             check_questions(questions, self._limits.questions)
-            asked = {name: self._ask(question) for name, question in questions.items()}
+            asked = {name: self._ask(question, terms.cache_salt) for name, question in questions.items()}
             tokens = state_tokens + sum(item.prompt.tokens for item in asked.values())
             if tokens > self._limits.tokens:
                 raise ValueError(f"Example has {tokens} tokens, above {self._limits.tokens}; truncation is forbidden")
@@ -177,9 +177,8 @@ class SparrowEngine:
     def predict(self, call: PreparedCall) -> CallResult:
         """Score one call. The first of a request pools the state, the others find it pooled: ``cached_tokens`` says so.
 
-        Small calls of one request are scored together, so the time of the first is the time of all.
-
-        Raises :class:`NonFiniteForward`.
+        Small calls of one request are scored together, so the time of the first is the time of all. Raises
+        :class:`NonFiniteForward`.
         """
         request, first, asked = call.payload
         text = request.text
@@ -219,7 +218,7 @@ class SparrowEngine:
         self._texts.clear()
         self._prompts.clear()
         state = self._model.state(self._model.encode(_CANARY_STATE))
-        prompts = {name: self._ask(question).prompt for name, question in _CANARY.items()}
+        prompts = {name: self._ask(question, "").prompt for name, question in _CANARY.items()}
         logits = self._model.logits(state, [self._rows(prompt) for prompt in prompts.values()])
         return {
             name: tuple(self._probabilities(prompt, own))
@@ -245,7 +244,7 @@ class SparrowEngine:
             "temperature_by_type": dict(temperatures),
         }
 
-    def _ask(self, question: Question) -> _Asked:
+    def _ask(self, question: Question, salt: str) -> _Asked:
         score = isinstance(question, Mapping) and question.get("type") == "score"
         options = read_options(question, self._limits.levels if score else self._limits.options)
         names, descriptions = options.labels, options.descriptions
@@ -255,24 +254,26 @@ class SparrowEngine:
                 NOUL_DEFAULT[name] if given is None else given for name, given in zip(names, descriptions, strict=True)
             )
         # The package strips a string and indents JSON; white space at an end or beside punctuation changes no token.
+        # The salt first: what one caller's questions have made quick must not tell another that they were asked.
         key = (
+            salt,
             options.type,
             as_text(question.get("instructions")),
             *(f"{name} {as_text(description)}" for name, description in zip(names, descriptions, strict=True)),
         )
         prompt = self._prompts.get(key)
         if prompt is None:
-            prompt = _Prompt(options.type, [self._text(text) for text in key[1:]])
+            prompt = _Prompt(options.type, [self._text(text, keep=not salt) for text in key[2:]])
             if max(map(len, key)) <= _LONGEST_KEPT:
                 size = sum(map(sys.getsizeof, key)) + self._model.rows_bytes(len(names))
                 self._prompts.put(key, prompt, size)
         return _Asked(options, prompt)
 
-    def _text(self, key: str) -> _Text:
-        text = self._texts.get(key)
+    def _text(self, key: str, keep: bool) -> _Text:
+        text = self._texts.get(key) if keep else None
         if text is None:
             text = _Text(self._model.encode(key))
-            if len(key) <= _LONGEST_KEPT:
+            if keep and len(key) <= _LONGEST_KEPT:
                 self._texts.put(key, text, sys.getsizeof(key) + sys.getsizeof(text.ids) + 4 * self._model.dim)
         return text
 

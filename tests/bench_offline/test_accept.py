@@ -89,7 +89,7 @@ def test_a_lost_option_and_a_nan_fail_the_first_line_and_name_the_row(tmp_path: 
     files, found = checked(write(tmp_path / "f.jsonl", values))
     line = listed(LosingEngine(), list(rows.read(files, found)))["whole answers"]
     assert line.outcome == FAIL
-    assert line.found == "10 of 12; f.jsonl row-3 decision: the answer's options are not exactly those asked"
+    assert line.found == "10 of 12; f.jsonl row-3 decision: an answer's options are not exactly those asked"
 
 
 def test_an_accuracy_that_is_asked_for_decides(asked: list[Row]) -> None:

@@ -14,7 +14,8 @@ import pytest
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
 
-from scorer.bench import measures, numbers, stability
+from scorer.bench import numbers, stability
+from scorer.bench.columns import Columns
 from scorer.bench.measures import MeasureError, summarise
 from scorer.bench.numbers import Answers
 from scorer.bench.records import Record
@@ -23,7 +24,14 @@ from tests.bench_offline.made import binary, drifting, engine, position_biased, 
 
 
 def answers(sure: Sequence[float], right: Sequence[bool]) -> Answers:
-    return Answers.of([(r.probabilities, str(r.expected), bool(r.correct)) for r in binary(sure, right)])
+    return columns(binary(sure, right)).answers()
+
+
+def columns(records: Sequence[Record]) -> Columns:
+    out = Columns()
+    for one in records:
+        out.add(one)
+    return out
 
 
 # -- accuracy ---
@@ -420,14 +428,13 @@ def test_ece_and_the_reliability_curve_are_scikit_learns(bins: int) -> None:
     counts = np.histogram(top, bins=bins, range=(0, 1))[0]
     expected = float(np.sum(counts[counts > 0] * np.abs(accuracy - confidence)) / len(rows))
     assert summarise(rows)[f"ece_{bins}"] == pytest.approx(expected, rel=1e-12)
-    given = Answers.of([(one.probabilities, str(one.expected), bool(one.correct)) for one in rows])
-    curve = numbers.reliability(given, bins)
+    curve = numbers.reliability(columns(rows).answers(), bins)
     assert [one["accuracy"] for one in curve] == pytest.approx(list(accuracy))
     assert [one["mean_confidence"] for one in curve] == pytest.approx(list(confidence))
 
 
 def test_calls_are_told_apart_by_file_row_order_and_prompt() -> None:
     one = record(spread(0.8), "red")
-    assert len(measures.calls([one, replace(one, field="other", prompt_sha256=one.prompt_sha256)])) == 1
+    assert len(columns([one, replace(one, field="other", prompt_sha256=one.prompt_sha256)]).calls()["total_ms"]) == 1
     for change in ({"file": "b"}, {"row": "b"}, {"ordering": 1}, {"prompt_sha256": "b"}):
-        assert len(measures.calls([one, replace(one, **change)])) == 2
+        assert len(columns([one, replace(one, **change)]).calls()["total_ms"]) == 2

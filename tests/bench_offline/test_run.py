@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from scorer.bench import folder
+from scorer.bench import folder, recording
 from scorer.bench.folder import FolderError
 from scorer.bench.progress import Progress
 from scorer.bench.records import Record
@@ -290,7 +290,7 @@ def test_a_lost_option_a_nan_a_refusal_and_a_breakdown_are_named_counted_and_ask
         ("row-7", "decision", "invalid"),
         ("row-9", "decision", "failed"),
     ]
-    assert told[0]["message"] == "the answer's options are not exactly those asked"
+    assert told[0]["message"] == "an answer's options are not exactly those asked"
     assert told[1]["message"] == "a probability is not a finite number from 0 to 1"
     assert told[2]["message"] == "refused by rule"
     assert "caller's words" not in (out / "failures.jsonl").read_text()
@@ -431,7 +431,7 @@ def test_answers_of_a_slow_engine_are_in_the_file_as_they_come(data: Path, tmp_p
 
         def predict(self, call: Any) -> Any:
             seen.append((out / "results.jsonl").read_bytes().count(b"\n"))
-            time.sleep(2 * folder.HELD_S)
+            time.sleep(2 * recording.HELD_S)
             return super().predict(call)
 
     run_engine(Looking(), data, out)

@@ -211,7 +211,7 @@ def test_a_plain_jev_server_is_understood(scripted: Callable[[Say], Scripted], t
         ({"type": "choice", "probabilities": {"fruit": 0.5, "tools": 0.5, "birds": 0.5}}, "do not sum to 1"),
         (
             {"type": "choice", "choice": "birds", "probabilities": {"fruit": 0.5, "tools": 0.3, "birds": 0.2}},
-            "decision",
+            "the chosen option is not the most probable one",
         ),
         ({"type": "choice", "probabilities": {"fruit": True, "tools": 0, "birds": 0}}, "not a finite number"),
         ({"type": "score", "score": 1}, "missing or of another type"),

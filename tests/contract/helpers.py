@@ -20,7 +20,7 @@ ROUTES: dict[str, dict[str, Any]] = {"/decide": D1, "/decide/shared": SHARED1, "
 class HookedEngine(RecordingEngine):
     """The recording fake engine with two hooks: ``before`` meets every prepared call, and may block or raise; ``edit``
     may change every answer object. ``answers`` are the answer objects that left it, ``prepared`` counts the requests
-    it met."""
+    it met, ``terms`` are theirs."""
 
     def __init__(self, settings: ScorerSettings) -> None:
         super().__init__(settings)
@@ -33,9 +33,11 @@ class HookedEngine(RecordingEngine):
         self.calls = []
         self.answers: list[dict[str, Any]] = []
         self.prepared = 0
+        self.terms: list[Any] = []
 
     def prepare(self, state: Any, calls: Sequence[Mapping[str, Any]], *terms: Any) -> Any:
         self.prepared += 1
+        self.terms += terms
         return super().prepare(state, calls, *terms)
 
     def predict(self, call: Any) -> Any:

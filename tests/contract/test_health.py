@@ -49,8 +49,23 @@ def test_health_has_every_field_of_the_contract(service: Local) -> None:
     assert "semif_commit" not in found
 
 
-def test_health_names_the_three_endpoints(service: Local) -> None:
-    assert health(service)["endpoints"] == ["/decide", "/decide/shared", "/v1/systemone"]
+def test_health_names_the_endpoints_of_the_contract_and_openais(service: Local) -> None:
+    assert health(service)["endpoints"] == ["/decide", "/decide/shared", "/v1/systemone", "/v1/decisions"]
+
+
+def test_health_lists_decisions_with_its_limits_and_the_cap_in_force(service: Local) -> None:
+    found = health(service)
+    assert found["decisions"] == {
+        "max_questions": 400,
+        "max_options": 255,
+        "max_levels": 10,
+        "images": "not supported",
+        "max_tokens": 8192,
+    }
+    assert (found["max_concurrent_decisions"], found["decisions_in_progress"]) == (0, None)
+    with hooked(MAX_CONCURRENT_DECISIONS="3") as capped:
+        found = health(capped)
+        assert (found["max_concurrent_decisions"], found["decisions_in_progress"]) == (3, 0)
 
 
 def test_health_lists_systemone_as_the_contract_says_in_the_native_profile(native: Local) -> None:

@@ -5,7 +5,7 @@ Not here, and why:
     3, 5, 7, 10, 14, 18, 22, 24, 27, 31, 34, 37, 42, 44, 46   the list has no such rank
     6, 29, 30, 32, 33, 35   processes die, start or drain: tests/process
     23   control tokens in a prompt: needs the checkpoint's tokenizer, so tests/intern; the other engines have no prompt
-    28   /v1/decisions comes with its own issue; so do the parts of 8, 17, 39, 40 that name that route
+    28   test_decisions*.py, with the parts of 8, 17, 39 and 40 that name /v1/decisions
     36   there is no /metrics route; what /health counts over workers is rank 11's and 12's
     49, 50   GPU and the torch stack: tests/gpu and tests/unit/test_intern_*
     52   needs an nginx: not part of this tier; ranks 9 and 19 are its tables without the proxy

@@ -81,6 +81,41 @@ def test_jev_systemone_asks_one_question_a_call_under_a_positional_name(
     assert body["answers"]["refund"]["noul"] == engine.predict(call).answer["answers"]["q"]["noul"]
 
 
+@pytest.mark.parametrize("state", ["It is late.", {"b": 1, "a": [None, "é"]}], ids=["text", "object"])
+def test_decisions_and_jev_systemone_get_the_same_numbers(built: Built, state: Any) -> None:
+    # The checkpoint prints an object state in a form of its own, so the object itself has to reach it on both routes.
+    part = {"type": "input_json", "data": state}
+    asked = {
+        "model": "m",
+        "input": state if isinstance(state, str) else [{"role": "user", "content": [part]}],
+        "questions": [
+            {"type": "predicate", "instructions": "Late?"},
+            {"type": "choice", "instructions": "?", "choices": [{"value": True, "description": "y"}, {"value": "no"}]},
+            {"type": "score", "instructions": "?", "levels": [{"label": "low"}, {"label": "high", "description": "h"}]},
+        ],
+    }
+    questions = {
+        "a": {"type": "noul", "instructions": "Late?"},
+        "b": {"type": "choice", "instructions": "?", "criteria": {"true": "y", "no": None}},
+        "c": {"type": "score", "instructions": "?", "criteria": ["low", "high: h"]},
+    }
+    local = Local(InternEngine, **tiny(built), SYSTEMONE_PROFILE="jev")
+    try:
+        status, ours = local.post("/v1/decisions", asked)
+        assert status == 200, ours
+        status, theirs = local.post("/v1/systemone", {"state": state, "questions": questions})
+        assert status == 200, theirs
+    finally:
+        local.close()
+    late, paid, level = ours["answers"]
+    assert late["probability"] == theirs["answers"]["a"]["noul"]
+    for one, other in ((paid, theirs["answers"]["b"]), (level, theirs["answers"]["c"])):
+        assert [item["probability"] for item in one["probabilities"]] == list(other["probabilities"].values())
+        assert one["confidence"] == other["confidence"]
+    assert level["score"] == theirs["answers"]["c"]["score"]
+    assert ours["usage"]["input_tokens"] == theirs["usage"]["input_tokens"]
+
+
 def test_decide_passes_the_engines_numbers_untouched(service: Local, start: Callable[..., InternEngine]) -> None:
     status, body = service.post("/decide", D1)
     assert status == 200

@@ -15,17 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scorer.engines.questions import answer, read_options
+from shared.answers import BrokenAnswer, check_answer, labels_of
 from shared.wire import EngineInfo, Limits
 from tests.harness import decision
 from tests.unit.strategies import json_values, probabilities
 from web.assemble import (
     METHOD,
-    BrokenAnswer,
-    check_answer,
     check_call,
     combine,
     decide_result,
-    labels_of,
     shared_result,
 )
 from web.plan import Plan, orderings, plan_decisions

@@ -358,3 +358,26 @@ def test_names_are_refused_exactly_when_one_repeats(pairs: list[tuple[str, int]]
     else:
         with pytest.raises(InvalidJSON, match="twice"):
             jsonio.loads(data)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [],
+        [{"row": 1}],
+        [
+            {"row": "a", "p": {"row": 0.5, 'x"},{"row":': 1}},
+            {"row": '},{"row":', "l": ["},{", '"row":']},
+            {"row": None},
+        ],
+        [{"row": "é", "l": []}, {"row": {"row": {}}}],
+    ],
+)
+def test_lines_are_what_each_object_is_alone(values: list[dict[str, Any]]) -> None:
+    assert jsonio.dumps_lines(values, "row") == b"".join(jsonio.dumps(value) + b"\n" for value in values)
+
+
+def test_lines_refuse_what_a_single_object_would() -> None:
+    for value in (math.nan, "\ud800"):
+        with pytest.raises(ValueError, match=r"not JSON compliant|surrogates"):
+            jsonio.dumps_lines([{"row": 1}, {"row": value}], "row")

@@ -434,7 +434,7 @@ def test_the_values_that_the_rules_compare_labels_with_are_ours() -> None:
     statuses = {str(kind.status) for kind in KINDS.values()} | {"200"}
     allowed = {*statuses, *KINDS, "ok", "2xx", "4xx", "5xx", "none"}
     allowed |= {wire.OK, wire.INVALID, wire.OUT_OF_MEMORY, wire.FAILED, wire.EXPIRED}
-    routes = {"/decide", "/decide/shared", "/v1/systemone", "/health", "/metrics"}
+    routes = {"/decide", "/decide/shared", "/v1/systemone", "/v1/decisions", "/health", "/metrics"}
     for where, expr in expressions():
         for operator, text in re.findall(r"\w+\s*(=~|!~|!=|=)\s*\"([^\"]*)\"", expr):
             if operator in ("=", "!="):

@@ -60,6 +60,7 @@ INTEGERS = {
     "MAX_DECISIONS": 1,
     "MAX_BODY_BYTES": 1,
     "MAX_QUEUE": 1,
+    "MAX_CONCURRENT_DECISIONS": 0,
     "RELEASE_SLACK_MIB": 0,
     "NATIVE_MAX_OPTIONS": 1,
     "WORKERS": 1,
@@ -201,7 +202,7 @@ def test_a_good_bind_is_kept_as_it_is(text: str) -> None:
     assert web(BIND=text).bind == text
 
 
-@pytest.mark.parametrize("name", ["MAX_QUEUE", "REQUEST_BUDGET_S", "BODY_DEADLINE_S"])
+@pytest.mark.parametrize("name", ["MAX_QUEUE", "MAX_CONCURRENT_DECISIONS", "REQUEST_BUDGET_S", "BODY_DEADLINE_S"])
 def test_a_value_that_the_service_could_not_work_with_is_refused_by_name_and_not_by_a_crash_later(name: str) -> None:
     # 10^17: the slot file's header has 32 bits for MAX_QUEUE, and no clock of the system waits for so many seconds.
     refused(name, "1" + "0" * 17)

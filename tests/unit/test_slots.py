@@ -405,6 +405,16 @@ def test_another_size_is_refused_while_a_request_is_in_progress_and_both_numbers
     assert opened().size == 2, "the refused size was written"
 
 
+def test_a_refusal_names_the_setting_that_the_table_is_for(path: Path) -> None:
+    table = SlotTable(path, 2, "MAX_CONCURRENT_DECISIONS")
+    with taken(table, 1), pytest.raises(SlotFileError, match=r"MAX_CONCURRENT_DECISIONS is 5 .*DECISIONS=2"):
+        SlotTable(path, 5, "MAX_CONCURRENT_DECISIONS")
+    SlotTable(path, 3, "MAX_CONCURRENT_DECISIONS").close()
+    with pytest.raises(SlotFileError, match=r"^MAX_CONCURRENT_DECISIONS in .* is no longer 2"):
+        table.acquire(job(2))
+    table.close()
+
+
 def test_another_size_is_refused_while_the_scorer_still_works(opened: Callable[..., SlotTable]) -> None:
     first, scorer = opened(2), opened()
     slot = taken(first, 1)

@@ -19,7 +19,7 @@ from scorer.engines.base import CallResult, NonFiniteForward, StartRefused, cano
 from scorer.engines.sparrow import SparrowEngine
 from scorer.engines.sparrow_model import MODEL_PATH, MODEL_SHA256, BoundedCache, SparrowModel, Words, count
 from shared.settings import ScorerSettings
-from shared.wire import Limits
+from shared.wire import Limits, Terms
 
 STATE = "I was charged twice, please send the second payment back."
 NOUL = {"type": "noul", "instructions": "Does the customer want money back?"}
@@ -378,6 +378,22 @@ def test_known_options_in_another_order_are_not_pooled_again(fresh: SparrowEngin
     pooled.clear()
     assert ask(fresh, STATE, TURNED) == expected
     assert pooled == [fresh._model.encode(STATE)]
+
+
+def test_a_salted_question_is_not_found_by_one_of_another_salt_or_of_none(
+    fresh: SparrowEngine, pooled: list[bytes]
+) -> None:
+    def ask_salted(salt: str) -> Any:
+        pooled.clear()
+        [call] = fresh.prepare(STATE, [{"q": CHOICE}], Terms(cache_salt=salt))
+        return fresh.predict(call).answer["answers"], len(pooled)
+
+    state_and_options = 1 + 1 + len(CHOICE["criteria"])
+    answer, _ = ask_salted("")
+    assert ask_salted("one") == (answer, state_and_options)
+    assert ask_salted("one") == (answer, 1)
+    assert ask_salted("two") == (answer, state_and_options)
+    assert ask_salted("") == (answer, 1)
 
 
 def test_options_are_told_apart_by_the_type_of_their_question(engine: SparrowEngine) -> None:

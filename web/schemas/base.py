@@ -10,7 +10,7 @@ from marshmallow import EXCLUDE, Schema, ValidationError, fields
 
 from web.errors import Invalid, Problem
 
-__all__ = ["List", "Rule", "StrictSchema", "String", "Text", "load", "required"]
+__all__ = ["List", "Rule", "StrictSchema", "String", "Text", "cache_salt", "load", "required"]
 
 
 class Rule(str):
@@ -52,17 +52,21 @@ class StrictSchema(Schema):
 
 
 class String(fields.Field[str]):
-    """A string, exactly; ``nonempty`` refuses ``""`` (white space is kept and counts, as in SemIf)."""
+    """A string, exactly; ``nonempty`` refuses ``""`` (white space is kept and counts, as in SemIf); ``most`` is its
+    greatest length in characters."""
 
-    def __init__(self, *, nonempty: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *, nonempty: bool = False, most: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._nonempty = nonempty
+        self._most = most
 
     def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> str:
         if not isinstance(value, str):
             raise ValidationError(STRING)
         if self._nonempty and not value:
             raise ValidationError(NONEMPTY)
+        if self._most is not None and len(value) > self._most:
+            raise ValidationError(Rule("too_long", f"must have at most {self._most} characters"))
         return value
 
 
@@ -95,6 +99,12 @@ class List(fields.Field[list[Any]]):
             raise ValidationError(LIST)
         check_size(len(value), self._least, self._most)
         return load_each(self._schema, enumerate(value))
+
+
+def cache_salt() -> String:
+    """The field of that name on both decision routes: null as absent, else a string of 1 to 128 characters, vLLM's own
+    bound (wire/decisions.md §12). An empty one is most likely a gateway's mistake, and would share the cache."""
+    return String(nonempty=True, most=128, allow_none=True)
 
 
 def check_size(size: int, least: int, most: int | None, what: str = "items") -> None:

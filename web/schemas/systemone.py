@@ -12,8 +12,9 @@ from typing import Any
 
 from marshmallow import Schema, ValidationError, fields, missing
 
+from shared import jsonio
 from shared.wire import Limits
-from web.schemas.base import LIST, OBJECT, TEXT, Rule, StrictSchema, Text, check_size, required
+from web.schemas.base import LIST, OBJECT, TEXT, Rule, StrictSchema, Text, cache_salt, check_size, required
 
 __all__ = ["JEV_OPTIONS", "schema_for"]
 
@@ -32,13 +33,15 @@ _NO_BOX = Rule("union_tag_invalid", "box questions need an image, and images are
 class _Unsupported(fields.Field[Any]):
     """Refuses anything but null and the ``empty`` values that mean none (design §5, wire/systemone.md §10, row 19)."""
 
-    def __init__(self, empty: list[Any], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._empty = empty
+    def __init__(self, empty: list[Any], message: str, **kwargs: Any) -> None:
+        super().__init__(allow_none=True, **kwargs)
+        # As JSON: to Python 0 and False are equal.
+        self._empty = {jsonio.dumps(value) for value in empty}
+        self._rule = Rule("value_error", message)
 
     def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> Any:
-        if value not in self._empty:
-            raise ValidationError(Rule("value_error", "images not supported"))
+        if jsonio.dumps(value) not in self._empty:
+            raise ValidationError(self._rule)
         return None
 
 
@@ -199,8 +202,21 @@ class _SystemOne(StrictSchema):
     """Common to both profiles. ``model`` is accepted with any value and ignored (contract § POST /v1/systemone)."""
 
     model = fields.Raw(allow_none=True)
-    images = _Unsupported([[]], allow_none=True)
-    assets = _Unsupported([[], {}], allow_none=True)
+    images = _Unsupported([[]], "images not supported")
+    assets = _Unsupported([[], {}], "images not supported")
+
+
+class _Jev(_SystemOne):
+    """Fields of vLLM's and Granite Switch's own that a client may send: at their defaults they ask for nothing
+    (contract/granite-switch-decision.md; wire/decisions.md §8, S3 to S5)."""
+
+    instructions = _Unsupported([], "instructions belong to a question, not to the request")
+    chat_template_kwargs = _Unsupported([{"enable_thinking": False}], 'may only be {"enable_thinking": false}')
+    joint = _Unsupported([False], "questions are answered one by one; joint may only be false")
+    audio = _Unsupported([[]], "audio not supported")
+    videos = _Unsupported([[]], "videos not supported")
+    priority = _Unsupported([0], "there are no priorities; it may only be 0")
+    cache_salt = cache_salt()
 
 
 def _with(base: type[StrictSchema], **more: fields.Field[Any]) -> Schema:
@@ -216,4 +232,4 @@ def schema_for(profile: str, limits: Limits, native_options: int) -> Schema:
             limits.questions, min(native_options, limits.options), **required(OBJECT)
         )
         return _with(_SystemOne, state=Text(nonempty=True, **required(TEXT)), questions=questions)
-    return _with(_SystemOne, state=Text(**required(TEXT)), questions=_JevQuestions(limits, **required(OBJECT)))
+    return _with(_Jev, state=Text(**required(TEXT)), questions=_JevQuestions(limits, **required(OBJECT)))

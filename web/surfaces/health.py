@@ -10,6 +10,7 @@ from shared.wire import EngineInfo
 from web.errors import ApiError
 from web.guard import Services, json_response
 from web.observe import record_of
+from web.schemas.decisions import MOST_CHOICES, MOST_LEVELS, MOST_QUESTIONS
 from web.schemas.systemone import JEV_LEVELS, JEV_OPTIONS, JEV_QUESTIONS
 from web.scorer_client import engine_of
 from web.surfaces.systemone import profile_of
@@ -42,13 +43,22 @@ def register(app: Flask, services: Services) -> None:
                 "max_questions_per_call": info.limits.questions,
                 "chunking": _CHUNKING.format(most=info.limits.questions),
                 "workloads": [],
-                "endpoints": ["/decide", "/decide/shared", "/v1/systemone"],
+                "endpoints": ["/decide", "/decide/shared", "/v1/systemone", "/v1/decisions"],
                 "systemone": _systemone(services, info),
+                "decisions": {
+                    "max_questions": min(info.limits.request_questions, MOST_QUESTIONS),
+                    "max_options": min(info.limits.options, MOST_CHOICES),
+                    "max_levels": min(info.limits.levels, MOST_LEVELS),
+                    "images": "not supported",
+                    "max_tokens": info.limits.tokens,
+                },
                 "engine": info.engine,
                 "served_model": info.served_model,
                 "device": info.device,
                 "max_queue": settings.max_queue,
                 "slots_in_use": services.slots.in_use(),
+                "max_concurrent_decisions": settings.max_concurrent_decisions,
+                "decisions_in_progress": services.decision_slots.in_use() if services.decision_slots else None,
                 "queue_length": status.get("queue_length"),
                 "busy_seconds": status.get("busy_seconds"),
                 "uptime_seconds": status.get("uptime_seconds"),

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flask import Flask
+from flask import Flask, request
 
-from shared.wire import EngineInfo, Job
+from shared.wire import EngineInfo, Job, Terms
 from web.assemble import BrokenAnswer, check_call, forward_seconds
-from web.errors import ApiError
+from web.errors import ApiError, Problem
 from web.guard import Admitted, Services, post_route
 from web.jev import jev_answer, plain_question
 from web.plan import plan_independent, plan_joint
@@ -23,8 +23,7 @@ from web.schemas.base import load
 from web.schemas.systemone import schema_for
 from web.scorer_client import Scored
 
-__all__ = ["profile_of", "register"]
-
+__all__ = ["check_model", "profile_of", "register"]
 
 #: Names that Jev's clients send without meaning a particular version (wire/systemone.md §2.6).
 _ALIASES = ("jev-latest", "jev-preview")
@@ -39,7 +38,7 @@ class _Asked:
 
 def register(app: Flask, services: Services) -> None:
     """Add the route."""
-    post_route(app, services, "/v1/systemone", _systemone)
+    post_route(app, services, "/v1/systemone", _systemone, capped=True)
 
 
 def profile_of(services: Services, info: EngineInfo) -> str:
@@ -54,12 +53,13 @@ def _systemone(admitted: Admitted) -> Any:
         profile = profile_of(admitted.services, info)
         loaded = load(schema_for(profile, info.limits, settings.native_max_options), admitted.body)
         if settings.strict_model:
-            _check_model(loaded.get("model"), info)
+            check_model(loaded.get("model"), info)
         questions = loaded["questions"]
         if profile == "native":
             plan = plan_joint(loaded["state"], questions)
         else:
-            plan = plan_independent(loaded["state"], [plain_question(question) for question in questions.values()])
+            plain = [plain_question(question) for question in questions.values()]
+            plan = plan_independent(loaded["state"], plain, _terms(loaded))
         return _Asked(profile, questions, plan.job)
 
     asked, scored, info = admitted.score(make)
@@ -74,11 +74,18 @@ def _systemone(admitted: Admitted) -> Any:
         raise ApiError("scoring_failed", str(broken)) from None
 
 
-def _check_model(model: Any, info: EngineInfo) -> None:
+def check_model(model: Any, info: EngineInfo) -> None:
     """STRICT_MODEL: refuse a name that is not served here. Without it every name is accepted and ignored (contract)."""
     names = (*_ALIASES, info.name, info.served_model)
     if model is not None and model not in names:
-        raise ApiError("model_not_found", f"this server's models are {', '.join(names)}")
+        message = f"this server's models are {', '.join(names)}"
+        raise ApiError("model_not_found", message, problems=[Problem(("model",), message)])
+
+
+def _terms(loaded: Mapping[str, Any]) -> Terms:
+    """What the request asks beside its questions (contract/granite-switch-decision.md, C23 and S8)."""
+    long_context = request.headers.get("TypeSafe-Danger-Zone-Long-Context", "").strip().lower() == "true"
+    return Terms(loaded.get("cache_salt") or "", long_context)
 
 
 def _native(scored: Scored, info: EngineInfo) -> dict[str, Any]:
