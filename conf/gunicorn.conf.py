@@ -24,7 +24,6 @@ from shared import logs  # noqa: E402
 from shared.rundir import RunDir, RunDirError  # noqa: E402
 from shared.settings import SettingsError, WebSettings  # noqa: E402
 from shared.slots import SlotFileError, SlotTable  # noqa: E402
-from web.metric_files import MetricFiles  # noqa: E402
 
 try:
     _settings = WebSettings.from_env()
@@ -37,6 +36,10 @@ try:
 except (SettingsError, RunDirError, SlotFileError, OSError) as error:
     print(f"web: {error}", file=sys.stderr)
     sys.exit(78)
+
+# prometheus-client looks at it when it is imported, here and in each worker, and then counts in files there.
+os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(_run_dir.metrics)
+from web.metric_files import MetricFiles  # noqa: E402
 
 bind = _settings.bind
 # Callers beyond the threads wait here for an early 429 rather than be refused a connection by the kernel, which cuts

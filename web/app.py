@@ -17,7 +17,7 @@ from web.body import BodyReader
 from web.errors import ApiError, kind_of_status, render
 from web.guard import Services
 from web.metric_files import MetricFiles
-from web.metrics import Metrics
+from web.metrics import Metrics, is_shared
 from web.observe import Observed, record_of
 from web.scorer_client import ScorerClient
 from web.surfaces import SURFACES
@@ -69,12 +69,16 @@ def create_app(settings: WebSettings, scorer: ScorerClient | None = None, slots:
 
 
 def _metrics(run_dir: RunDir) -> Metrics | None:
+    if not is_shared():
+        return Metrics()
+    files = MetricFiles(run_dir.metrics)
     try:
-        return Metrics(MetricFiles(run_dir.metrics))
+        files.reserve()
     except OSError as error:
         # A full disk must not stop the service.
         _log.error("no metrics in this worker", extra={"fields": {"reason": error.strerror}})
         return None
+    return Metrics(files)
 
 
 def _register_errors(app: Flask, body: BodyReader) -> None:

@@ -132,7 +132,7 @@ def test_counts_survive_the_death_of_workers_and_never_go_down(service: Pair) ->
             last = now
             time.sleep(0.01)
         settled(service, sent)
-    wait_for(lambda: len(list(directory.glob("*.counts"))) == 3, 10, "a file a worker, and one for the dead")
+    wait_for(lambda: len(list(directory.glob("*.db"))) == 6, 10, "two files a worker, and two for the dead")
     invariants(service)
 
 
