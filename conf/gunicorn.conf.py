@@ -4,6 +4,8 @@ Sizes follow the project's own settings (INTERN_DECISION_*), read by shared.sett
 with status 78 and a line that names the variable, as in the scorer.
 """
 
+import contextlib
+import logging
 import math
 import os
 import select
@@ -13,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gunicorn import util
 from gunicorn.glogging import Logger
 from gunicorn.workers.gthread import ThreadWorker
 
@@ -24,7 +27,11 @@ from shared import logs  # noqa: E402
 from shared.rundir import RunDir, RunDirError  # noqa: E402
 from shared.settings import SettingsError, WebSettings  # noqa: E402
 from shared.slots import SlotFileError, SlotTable  # noqa: E402
+from web.errors import render_refusal  # noqa: E402
+from web.memory import bound_allocator  # noqa: E402
 
+logs.complete_streams()
+bound_allocator()
 try:
     _settings = WebSettings.from_env()
     # Each worker opens the files for itself. Looked at here first, because two workers that refuse one together make
@@ -34,7 +41,7 @@ try:
     if _settings.max_concurrent_decisions:
         SlotTable(_run_dir.decision_slots, _settings.max_concurrent_decisions, "MAX_CONCURRENT_DECISIONS").close()
 except (SettingsError, RunDirError, SlotFileError, OSError) as error:
-    print(f"web: {error}", file=sys.stderr)
+    logs.tell(f"web: {error}")
     sys.exit(78)
 
 # prometheus-client looks at it when it is imported, here and in each worker, and then counts in files there.
@@ -70,18 +77,24 @@ worker_tmp_dir = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 control_socket_disable = True
 proc_name = "intern-decision-web"
 
+# As much as conf/nginx.conf passes on, so that it is nginx who refuses, and knows the path.
+limit_request_line = 8190
+
 # The application writes its own access line, without anything a caller said.
 accesslog = None
 errorlog = "-"
 loglevel = _settings.log_level.lower()
 
 
+_log = logging.getLogger("web.access")
+
 #: How long a thread waits for the next request of the connection it has just served.
 _NEXT_REQUEST_MS = 5
 
 
 class Worker(ThreadWorker):
-    """gthread with two repairs, both of 27.0.1 and both seen in tests/process, and two changes for speed."""
+    """gthread with two repairs, both of 27.0.1 and both seen in tests/process, two changes for speed, and its error
+    pages in our form."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -136,6 +149,29 @@ class Worker(ThreadWorker):
             conn.close = lambda graceful=False: None  # the main loop's turn comes next
         return again
 
+    def handle_error(self, req: Any, client: Any, addr: Any, exc: Any) -> None:
+        """Gunicorn's answer to what never reached the application, with its status and a body of our form. Gunicorn's
+        own is an HTML page that quotes the request."""
+        page = _Page()
+        super().handle_error(req, page, addr, exc)
+        if not page.data:
+            return
+        status_line = page.data.partition(b"\r\n")[0]
+        headers, body = render_refusal(int(status_line.split()[1]), getattr(req, "path", ""))
+        request_id = f"req_{os.urandom(16).hex()}"
+        headers += [
+            ("Connection", "close"),
+            ("Content-Type", "application/json"),
+            ("Content-Length", str(len(body))),
+            ("Cache-Control", "no-store"),
+            ("X-Request-ID", request_id),
+            ("x-typesafe-request-id", request_id),
+        ]
+        _log.info("refused", extra={"fields": {"request_id": request_id, "status": int(status_line.split()[1])}})
+        lines = [status_line, *(f"{name}: {value}".encode("ascii") for name, value in headers), b"", body]
+        with contextlib.suppress(OSError):  # the caller has left
+            util.write_nonblock(client, b"\r\n".join(lines))
+
     def is_parent_alive(self) -> bool:
         """Asked once a second, and not again once it said no; then end as after SIGTERM, and free the port.
 
@@ -149,6 +185,18 @@ class Worker(ThreadWorker):
         for listener in self.sockets:
             listener.close()
         return False
+
+
+class _Page:
+    """In place of a socket: keeps what is written to it."""
+
+    data = b""
+
+    def gettimeout(self) -> float:
+        return 0.0
+
+    def sendall(self, data: bytes) -> None:
+        self.data += data
 
 
 worker_class = Worker
@@ -184,6 +232,11 @@ def _unquoted(message: Any) -> str:
 
 
 logger_class = ProjectLogger
+
+
+def post_worker_init(worker: Any) -> None:
+    """Let /ready know when this worker shuts down: it still answers on kept-alive connections then."""
+    worker.wsgi.extensions["decision.stopping"] = lambda: not worker.alive
 
 
 def pre_request(worker: Any, req: Any) -> None:

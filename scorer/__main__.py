@@ -7,6 +7,8 @@ run directory, 78 a setting or the engine's start check refuses (do not restart 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import faulthandler
 import logging
 import os
 import signal
@@ -15,6 +17,7 @@ import sys
 from scorer import engines
 from scorer.broker import EXIT_REFUSED, EXIT_RUNNING, Broker
 from scorer.engines.base import StartRefused
+from scorer.notify import Notifier
 from shared import logs, settings
 from shared.rundir import RunDir, RunDirError, ScorerRunning
 from shared.settings import ScorerSettings, SettingsError
@@ -37,19 +40,24 @@ def serve() -> int:
     # numpy is imported with the engine. Its matrices here are small, and OpenBLAS's other threads would spin between
     # them: with two busy neighbours on two cores a 10-option call had a p99 of 15.9 ms with them and 0.66 ms without.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # A crash inside a library, and systemd's watchdog, which sends SIGABRT, leave every thread's stack in the log.
+    faulthandler.enable()
     try:
         config = ScorerSettings.from_env()
         run_dir = RunDir(config.run_dir)
         logs.configure(config.log_format, config.log_level)
         for name in settings.unknown_names():
             logging.getLogger("scorer").warning("unknown setting", extra={"fields": {"name": name}})
+        if config.hang_s <= config.request_budget_s:
+            # A warning only: the web tier, whose setting it is, may have another environment.
+            logging.getLogger("scorer").warning("HANG_S is not above REQUEST_BUDGET_S")
         lock = run_dir.lock_scorer()
-        broker = Broker(config, run_dir, engines.create(config))
+        broker = Broker(config, run_dir, engines.create(config), Notifier.from_env())
     except (SettingsError, RunDirError, SlotFileError, StartRefused, OSError) as error:
-        print(f"scorer: {error}", file=sys.stderr)
+        logs.tell(f"scorer: {error}")
         return EXIT_REFUSED
     except ScorerRunning as error:
-        print(f"scorer: {error}", file=sys.stderr)
+        logs.tell(f"scorer: {error}")
         return EXIT_RUNNING
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: broker.stop())
@@ -60,6 +68,7 @@ def serve() -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
+    logs.complete_streams()
     given = sys.argv[1:] if argv is None else argv
     if given and given[0] in OFFLINE:
         # Imported for them alone: serve starts without it.
@@ -77,8 +86,9 @@ def main(argv: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # a full disk; the exit code says more than what is left in there
+            stream.flush()
     # The inference thread is a daemon that may sit inside a CUDA call; the interpreter's orderly exit would abort
     # there.
     os._exit(code)

@@ -10,23 +10,22 @@ inference thread grows with the payload of a job that still waits.
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
 import re
-import sys
 import time
 import uuid
-from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 import zmq
 
 from scorer.engines.base import Engine
+from scorer.hang import EXIT_BROKEN, exit_if_hung
 from scorer.jobline import write_line
+from scorer.notify import Notifier
+from scorer.waiting import WaitingJob, WaitingJobs
 from scorer.worker import LOADING, READY, Worker, pack_stamp
-from shared import jsonio, wire
+from shared import jsonio, logs, wire
 from shared.frames import DONTWAIT, receive, send
 from shared.rundir import RunDir
 from shared.settings import ScorerSettings
@@ -37,9 +36,10 @@ __all__ = ["EXIT_BROKEN", "EXIT_DRAINED", "EXIT_REFUSED", "EXIT_RUNNING", "Broke
 
 # Exit codes: a supervisor restarts on EXIT_BROKEN and leaves the other three alone.
 EXIT_DRAINED = 0
-EXIT_BROKEN = 70  # sysexits EX_SOFTWARE
 EXIT_RUNNING = 73  # EX_CANTCREAT: another scorer has the run directory
 EXIT_REFUSED = 78  # EX_CONFIG
+
+DRAINING = "draining"
 
 _JOB_ID = re.compile(r"[0-9a-f]{32}")
 _INPROC = "inproc://inference"
@@ -49,28 +49,24 @@ _LINGER_MS = 2000
 _log = logging.getLogger("scorer.broker")
 
 
-@dataclass
-class _Waiting:
-    envelope: list[zmq.Frame]
-    request: Request
-    payload: zmq.Frame
-    arrived: float
-    deadline: float
-
-
 class Broker:
-    """One scorer process. ``settings`` and ``run_dir`` are checked; ``engine`` is created, not loaded.
+    """One scorer process. ``settings`` and ``run_dir`` are checked; ``engine`` is created, not loaded; ``notifier``
+    tells the service manager, if there is one.
 
     The caller holds the run directory's scorer lock. :meth:`run` returns the exit code.
     """
 
-    def __init__(self, settings: ScorerSettings, run_dir: RunDir, engine: Engine) -> None:
+    def __init__(
+        self, settings: ScorerSettings, run_dir: RunDir, engine: Engine, notifier: Notifier | None = None
+    ) -> None:
         self._settings = settings
         self._run_dir = run_dir
+        self._notifier = notifier or Notifier()
         self._boot_id = uuid.uuid4().hex
         self._started = time.monotonic()
-        self._queue: deque[_Waiting] = deque()
-        self._running: _Waiting | None = None
+        # Tables are opened without a size: the web tier, whichever tier starts first, sets it.
+        self._queue = WaitingJobs(SlotTable(run_dir.slots))
+        self._running: WaitingJob | None = None
         self._drain_until: float | None = None
         self._bad_messages = 0
         self._abandoned_replies = 0
@@ -84,7 +80,6 @@ class Broker:
         self._back.bind(_INPROC)
         # Not a socket: making one while the context is being terminated aborts the process.
         self._wake_fd = os.eventfd(0)
-        # The table is opened without a size: the web tier, whichever tier starts first, sets it.
         self._worker = Worker(self._context, _INPROC, engine, SlotTable(run_dir.slots), self._boot_id, self._wake)
 
     def stop(self) -> None:
@@ -110,6 +105,9 @@ class Broker:
             code = self._verdict()
             if code is not None:
                 return self._close(code)
+            # Last: a loop that stands still, or that has found a hung job, must not say that it is alive.
+            state = self._state()
+            self._notifier.report(state, f"{state}; {len(self._queue)} jobs wait")
 
     def _bind_front(self) -> zmq.Socket[bytes]:
         socket = self._network.socket(zmq.ROUTER)
@@ -163,13 +161,15 @@ class Broker:
         elif request.op != "predict" or payload is None or not _is_job_id(request.id):
             self._bad_messages += 1
             self._reply(envelope, Reply(request.id, self._boot_id, wire.BAD_MESSAGE, "unknown op, or no payload"))
-        elif self._worker.snapshot.state != READY or self._drain_until is not None:
-            self._refuse(envelope, request, wire.UNAVAILABLE, "draining" if self._drain_until is not None else LOADING)
+        elif self._state() != READY:
+            self._refuse(envelope, request, wire.UNAVAILABLE, self._state())
         elif request.boot_id != self._boot_id:
             self._refuse(envelope, request, wire.STALE_BOOT, "")
         else:
             now = time.monotonic()
-            self._queue.append(_Waiting(envelope, request, payload, now, now + request.budget_ms / 1000))
+            self._queue.append(WaitingJob(envelope, request, payload, now, now + request.budget_ms / 1000))
+            for job in self._queue.drop_unwanted():
+                self._refuse(job.envelope, job.request, wire.EXPIRED, "")
 
     def _dispatch(self) -> None:
         if self._running is not None or not self._queue or self._worker.snapshot.broken is not None:
@@ -206,13 +206,16 @@ class Broker:
 
     # -- state ---------------------------------------------------------------------------------------------------
 
+    def _state(self) -> str:
+        """``loading``, ``ready`` or ``draining``."""
+        return DRAINING if self._drain_until is not None else self._worker.snapshot.state
+
     def _status(self) -> dict[str, Any]:
         """The payload of a status reply: numbers and names, no caller's text."""
         snapshot = self._worker.snapshot
         busy_since = snapshot.busy_since
-        state = "draining" if self._drain_until is not None else snapshot.state
         return {
-            "state": state,
+            "state": self._state(),
             "engine": snapshot.info.to_json() if snapshot.info else None,
             "queue_length": len(self._queue),
             "busy_seconds": round(time.monotonic() - busy_since, 3) if busy_since is not None else 0.0,
@@ -221,6 +224,7 @@ class Broker:
             "memory": snapshot.memory,
             "counters": {
                 **snapshot.counters,
+                wire.EXPIRED: snapshot.counters.get(wire.EXPIRED, 0) + self._queue.dropped,
                 "bad_messages": self._bad_messages,
                 "abandoned_replies": self._abandoned_replies,
             },
@@ -230,19 +234,14 @@ class Broker:
         """The exit code when it is time to go."""
         snapshot = self._worker.snapshot
         if snapshot.refused is not None:
-            print(f"scorer: {snapshot.refused}", file=sys.stderr, flush=True)
+            logs.tell(f"scorer: {snapshot.refused}")
             return EXIT_REFUSED
         if snapshot.ended:
             while self._back.poll(0):
                 self._take_result()
             _log.critical("exiting to be replaced", extra={"fields": {"reason": snapshot.broken}})
             return EXIT_BROKEN
-        busy_since = snapshot.busy_since
-        if busy_since is not None and time.monotonic() - busy_since > self._settings.hang_s:
-            _log.critical("one job has run too long", extra={"fields": {"seconds": self._settings.hang_s}})
-            faulthandler.dump_traceback(all_threads=True)
-            # The inference thread cannot be stopped; nothing here may wait for it.
-            os._exit(EXIT_BROKEN)
+        exit_if_hung(snapshot, self._started, self._settings)
         if self._drain_until is not None:
             idle = self._running is None and not self._queue and snapshot.busy_since is None
             if idle or snapshot.state == LOADING or time.monotonic() > self._drain_until:

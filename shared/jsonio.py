@@ -14,7 +14,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["MAX_DEPTH", "InvalidJSON", "as_text", "dumps", "dumps_ascii", "dumps_lines", "loads", "loads_ours"]
+__all__ = [
+    "MAX_DEPTH",
+    "InvalidJSON",
+    "as_text",
+    "dumps",
+    "dumps_ascii",
+    "dumps_indented",
+    "dumps_lines",
+    "loads",
+    "loads_ours",
+]
 
 #: Deepest nesting of objects and arrays accepted in a request body, the outermost container counting as one.
 #: Fixed, so that the answer is the same on every Python version (wire/systemone.md §2.3).
@@ -106,6 +116,11 @@ def dumps_ascii(value: Any) -> str:
     """As :func:`dumps`, but for log lines: escaped to ASCII, so that no string can fail to be written or break a
     line."""
     return _ASCII_ENCODER.encode(value)
+
+
+def dumps_indented(value: Any) -> str:
+    """As :func:`dumps`, but for files that people read and compare: two spaces a level, a line break at the end."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2) + "\n"
 
 
 def as_text(value: Any) -> str:

@@ -7,7 +7,9 @@ logged as the exception's type and its frames, without its message: an engine's 
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import sys
 import time
 import traceback
@@ -16,7 +18,27 @@ from typing import Any
 
 from shared import jsonio
 
-__all__ = ["configure", "frames"]
+__all__ = ["complete_streams", "configure", "frames", "tell"]
+
+
+def complete_streams() -> None:
+    """Give a process that was started without some of its standard streams empty ones. Call it first of all.
+
+    Otherwise the next file to be opened gets the number of the missing one: a scorer without standard error had its
+    lock file there, gunicorn its listening socket, and what C code writes to "standard error" would have gone there. A
+    stack dump, a message or a flush raised, and the exit code was 1, which reads as worth a restart.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # The lowest free number, so its own, as long as nothing was opened before.
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+
+
+def tell(message: str) -> None:
+    """Say on standard error why the process ends. That nobody can read it (a full disk) must not change the exit code,
+    so nothing is left in a buffer that would be written once more at the end."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{message}\n".encode("utf-8", "backslashreplace"))
 
 
 def frames(error: BaseException) -> dict[str, Any]:

@@ -167,7 +167,7 @@ SETTINGS: tuple[Setting, ...] = (
         "REQUEST_BUDGET_S",
         "60",
         parsers.number(_DAY_S),
-        (WEB,),
+        _BOTH,
         "seconds from a request's start to its answer; over it is a 504",
     ),
     Setting(
@@ -184,6 +184,7 @@ SETTINGS: tuple[Setting, ...] = (
         (SCORER,),
         "seconds after which one running job counts as hung and the scorer exits 70",
     ),
+    Setting("LOAD_S", "600", parsers.number(_DAY_S), (SCORER,), "seconds for loading the engine; then it exits 70"),
     Setting("DRAIN_S", "60", parsers.number(_DAY_S), (SCORER,), "seconds for queued jobs to finish after SIGTERM"),
     Setting(
         "METRICS",
@@ -268,7 +269,9 @@ class ScorerSettings:
     keep_vision: bool
     max_tokens: int
     run_dir: Path
+    request_budget_s: float
     hang_s: float
+    load_s: float
     drain_s: float
     log_format: str
     log_level: str

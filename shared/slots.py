@@ -167,6 +167,16 @@ class SlotTable:
         """
         return self._try_begin(index, job_id) or (self._reopen() and self._try_begin(index, job_id)) or None
 
+    def wanted(self, index: int, job_id: bytes) -> bool:
+        """Whether a request still waits for this job. Once false, false for ever: ids are never used twice.
+
+        Looks at the path again, like :meth:`begin_work`.
+        """
+        return self._owned_in_range(index, job_id) or (self._reopen() and self._owned_in_range(index, job_id))
+
+    def _owned_in_range(self, index: int, job_id: bytes) -> bool:
+        return 0 <= index < self.size and self.owned(index, job_id)
+
     def _try_begin(self, index: int, job_id: bytes) -> WorkLease | None:
         if not 0 <= index < self.size or not _lock(self.fd, fcntl.F_WRLCK, _WORK_AT + index):
             return None

@@ -9,6 +9,12 @@ import pytest
 from tests.harness import Local, Pair
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--examples", type=int, default=20, help="bodies of each kind that schemathesis tries a route with"
+    )
+
+
 @pytest.fixture
 def local() -> Iterator[Local]:
     """Both tiers in this process, default settings, the recording fake engine."""

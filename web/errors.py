@@ -17,7 +17,7 @@ from typing import Any
 
 from shared import jsonio
 
-__all__ = ["KINDS", "ApiError", "Invalid", "Kind", "Problem", "kind_of_status", "render"]
+__all__ = ["KINDS", "ApiError", "Invalid", "Kind", "Problem", "kind_of_status", "render", "render_refusal"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class Kind:
 
 
 KINDS = {
+    # What is not HTTP as it must be; most of it gunicorn and nginx refuse in our place (see render_refusal).
+    "bad_request": Kind(400, "bad_request", "api_usage_error", "bad_request"),
     "unauthorized": Kind(401, "unauthorized", "authentication_error", "invalid_api_key"),
     "not_found": Kind(404, "not_found", "api_usage_error", "not_found"),
     "model_not_found": Kind(404, "model_not_found", "api_usage_error", "model_not_found"),
@@ -126,9 +128,44 @@ def render(error: ApiError, path: str) -> tuple[int, list[tuple[str, str]], byte
     return status, headers, jsonio.dumps(body)
 
 
+#: What gunicorn and nginx refuse before the application sees it, or answer when it does not: kind and message.
+_REFUSALS = {
+    400: ("bad_request", "the request is not valid HTTP"),
+    404: ("not_found", "there is no such path"),
+    405: ("method_not_allowed", "the method is not supported"),
+    413: ("request_too_large", "the body is over the proxy's limit"),
+    414: ("bad_request", "the request line is too long"),
+    417: ("bad_request", "the expectation cannot be met"),
+    421: ("bad_request", "the request is for another server"),
+    429: ("busy", "the proxy's limit of requests is reached; try again"),
+    431: ("bad_request", "the headers are too large or too many"),
+    501: ("bad_request", "the transfer encoding is not supported"),
+    502: ("scorer_unavailable", "the web tier is down, or was lost while it held the request"),
+    503: ("scorer_unavailable", "the web tier is not available"),
+    504: ("deadline_exceeded", "the web tier did not answer in time"),
+    505: ("bad_request", "the HTTP version is not supported"),
+}
+
+
+def render_refusal(status: int, path: str) -> tuple[list[tuple[str, str]], bytes]:
+    """Headers and JSON body for a ``status`` of the server's or the proxy's own; conf/gunicorn.conf.py sends them, and
+    conf/nginx.conf has the same texts (a test compares). ``path`` is empty where it could not be read."""
+    other = ("bad_request", "the request cannot be served") if status < 500 else ("internal_error", "the server failed")
+    kind, message = _REFUSALS.get(status, other)
+    # With no path known, the body is in the shapes of both: error and detail.
+    _, headers, body = render(ApiError(kind, message), path or "/v1/")
+    return headers, body
+
+
 def kind_of_status(status: int) -> str:
     """The kind for a status that the framework raised itself."""
-    by_status = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large", 415: "unsupported_media_type"}
+    by_status = {
+        400: "bad_request",
+        404: "not_found",
+        405: "method_not_allowed",
+        413: "request_too_large",
+        415: "unsupported_media_type",
+    }
     return by_status.get(status, "invalid_request" if 400 <= status < 500 else "internal_error")
 
 

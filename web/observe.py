@@ -58,6 +58,9 @@ class Observed:
         request_id = given if _SAFE_ID.fullmatch(given) else f"req_{os.urandom(16).hex()}"
         record = RequestRecord(request_id, time.monotonic())
         environ[_RECORD] = record
+        # Nothing here changes protocols, and a server may pass an offer over (RFC 9110 §7.8); werkzeug would find no
+        # route for a WebSocket and call the request bad.
+        environ.pop("HTTP_UPGRADE", None)
 
         def respond(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
             record.status = int(status[:3])

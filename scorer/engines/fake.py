@@ -11,6 +11,7 @@ directory, read at every call, scripts all of them; otherwise the defaults hold.
     drop_option / drop_answer / nan / set   break the answer: leave the last option or the last question out, put NaN or
                   the object `set` into every answer
     canary        what the canary answers from then on
+    release_error what to raise after a job, outside of any call; of the file only
     exit          kill the process with this code in predict (SIGKILL when it is 9)
 
 When the run directory has a file ``fake_calls.jsonl``, every predicted call is appended to it.
@@ -146,7 +147,10 @@ class FakeEngine:
         return self._file_script().get("canary", "the same")
 
     def release(self) -> None:
-        """Nothing to release."""
+        """Nothing to release; raises as scripted."""
+        script = self._file_script()
+        if "release_error" in script:
+            self._raise(script["release_error"])
 
     def memory(self) -> dict[str, int]:
         """No counters."""

@@ -156,10 +156,9 @@ class SparrowEngine:
     def prepare(
         self, state: Any, calls: Sequence[Mapping[str, Question]], terms: Terms = NO_TERMS
     ) -> list[PreparedCall]:
-        """Check and tokenise every call; nothing is pooled yet.
-
-        A call's tokens are those of the whole state and, for each question, of its instructions and of every option as
-        the model reads it ("name description"). Raises ValueError.
+        """Check and tokenise every call; nothing is pooled yet. A call's tokens are those of the whole state and, for
+        each question, of its instructions and of every option as the model reads it ("name description"). Raises
+        ValueError.
         """
         request = _Request(_Text(self._model.encode(as_text(state))))
         state_tokens = count(request.text.ids)

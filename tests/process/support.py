@@ -15,12 +15,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from shared.settings import PREFIX
 from tests.harness import D1, ROOT, S1, SHARED1, TOKEN, Pair, strict_json, wait_for
 
 #: The fake engine's default weights over D1's two options.
@@ -34,7 +35,11 @@ GONE = (OSError, http.client.HTTPException)
 
 
 def invariants(service: Pair, seconds: float = 15.0, clean_logs: bool = True) -> None:
-    """The service is whole: /health 200, no slot taken, one D1 with the usual numbers, no traceback in any log."""
+    """The invariant set of architecture.md §4, after every test.
+
+    /health 200, no slot taken, one D1 with the usual numbers, descriptors and threads no more than the full pools have,
+    no traceback in any log.
+    """
     wait_for(lambda: service.request("GET", "/health")[0] == 200, seconds, "/health 200")
     wait_for(lambda: service.slots_in_use() == 0, seconds, "every slot free")
     status, answer = service.post("/decide", D1)
@@ -42,6 +47,7 @@ def invariants(service: Pair, seconds: float = 15.0, clean_logs: bool = True) ->
     assert answer["option_ids"] == ["billing", "tech"]
     assert answer["probabilities"] == USUAL
     assert service.slots_in_use() == 0
+    wait_for(lambda: not swollen(service), 5, "descriptors and threads within their pools")
     # Only what was written since the last look: one test's traceback is not the next one's.
     looked = service.__dict__.setdefault("looked_at", {"scorer": 0, "web": 0})
     for name in ("scorer", "web"):
@@ -49,6 +55,94 @@ def invariants(service: Pair, seconds: float = 15.0, clean_logs: bool = True) ->
         looked[name] += len(new)
         told = [line for line in new.splitlines() if "Traceback" in line or "unexpected error" in line]
         assert not (told and clean_logs), told[:3]
+
+
+def pids_by_role(service: Pair) -> dict[str, list[int]]:
+    """The processes of both tiers that serve; the arbiter does not."""
+    assert service.scorer is not None
+    return {"web": service.worker_pids(), "scorer": [service.scorer.pid]}
+
+
+def counts(pids: Iterable[int]) -> dict[int, tuple[int, int]]:
+    """Open descriptors and threads by process; one that has just ended is left out."""
+    found = {}
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            found[pid] = (psutil.Process(pid).num_fds(), psutil.Process(pid).num_threads())
+    return found
+
+
+def swollen(service: Pair) -> dict[int, tuple[int, int]]:
+    """The processes that have more descriptors or threads than their pools, all full, account for.
+
+    A web thread keeps at most one connection to the scorer, of five descriptors; the scorer has one for each of those.
+    Measured at rest: a web worker has 21 descriptors besides and 4 threads, the scorer 22 and 6.
+    """
+    most_queue = int(service.env.get(f"{PREFIX}MAX_QUEUE", "32"))
+    threads = int(service.env.get(f"{PREFIX}THREADS", most_queue + 8))
+    workers = int(service.env.get(f"{PREFIX}WORKERS", "2"))
+    allowed = {"web": (40 + 5 * threads, threads + 8), "scorer": (40 + workers * threads, 10)}
+    return {
+        pid: now
+        for role, pids in pids_by_role(service).items()
+        for pid, now in counts(pids).items()
+        if any(there > most for there, most in zip(now, allowed[role], strict=True))
+    }
+
+
+def warm(service: Pair, queue: int) -> None:
+    """Every pool of threads and connections at its largest: a full house on both workers, several times."""
+    for _ in range(6):
+        at_once([lambda: service.post("/decide", slow(D1, 0.03))] * (queue + 8))
+    wait_slots(service, 0)
+
+
+def baseline(service: Pair) -> dict[str, tuple[int, int]]:
+    """The most descriptors and threads that a process of each role has now."""
+    found = {}
+    for role, pids in pids_by_role(service).items():
+        values = list(counts(pids).values())
+        found[role] = (max(fds for fds, _ in values), max(threads for _, threads in values))
+    return found
+
+
+def settle(service: Pair, before: Mapping[str, tuple[int, int]], slack: int = 12) -> None:
+    """Every process comes back to its role's :func:`baseline`; ``slack`` allows for connections that are kept for the
+    next request."""
+
+    def back() -> bool:
+        now = baseline(service)
+        return all(now[role][i] <= before[role][i] + slack for role in before for i in (0, 1))
+
+    try:
+        wait_for(back, 15)
+    except AssertionError:
+        raise AssertionError(f"before {before}, now {baseline(service)}") from None
+
+
+def revive(service: Pair) -> None:
+    """Start again what a failed test left dead or stuck, so that the next test fails or passes on its own."""
+    if service.web is None or service.web.poll() is not None:
+        service.start_web()
+    if service.scorer is not None and service.scorer.poll() is None:
+        try:
+            service.wait_ready(5)
+        except AssertionError:
+            kill(service.scorer)
+    if service.scorer is None or service.scorer.poll() is not None:
+        service.start_scorer()
+    service.wait_ready()
+
+
+def restart_scorer(service: Pair) -> None:
+    """Start the scorer and wait until it serves."""
+    service.start_scorer()
+    service.wait_ready()
+
+
+def unavailable(result: Any) -> bool:
+    """Whether a POST's status and body say 503 ``scorer_unavailable``."""
+    return bool(result[0] == 503 and result[1]["error"]["code"] == "scorer_unavailable")
 
 
 def records(service: Pair, name: str) -> list[dict[str, Any]]:

@@ -307,6 +307,34 @@ def test_a_budget_that_ends_while_queued_is_504_and_the_job_is_never_run() -> No
         invariants(service)
 
 
+def test_the_jobs_of_callers_that_time_out_and_come_back_do_not_pile_up_behind_a_long_call() -> None:
+    """Their payloads would fill the scorer's memory: one long call, and callers with a short patience meanwhile."""
+    with pair(MAX_QUEUE="4", REQUEST_BUDGET_S="0.2") as service:
+        calls = service.record_calls()
+        running = Background(lambda: service.post("/decide", slow(D1, 4.0)))
+        wait_running(service)
+        longest, asked = 0, 0
+
+        def impatient() -> None:
+            for _ in range(12):
+                body = {**own_decision(), "question": "?" * 100_000}
+                assert service.post("/decide", body)[0] in (429, 504)
+
+        callers = [Background(impatient) for _ in range(3)]
+        while not all(caller.done() for caller in callers):
+            found = health(service)
+            asked = max(asked, found["queue_length"] + found["counters"].get("expired", 0))
+            longest = max(longest, found["queue_length"])
+        for caller in callers:
+            caller.result()
+        assert asked > 2 * 4, "more jobs came than may wait"
+        assert longest <= 2 * 4
+        assert running.result()[0] == 504
+        wait_slots(service, 0)
+        assert len(starts(calls())) == 1
+        invariants(service)
+
+
 def test_a_keep_alive_connection_is_watched_for_its_caller_only_while_it_waits(service: Pair) -> None:
     """The same connection may carry a next request after one that had to wait."""
     with Wire(service) as wire:

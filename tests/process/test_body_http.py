@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import socket
-import subprocess
 import time
-import urllib.error
-import urllib.request
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
-from typing import Any
+from collections.abc import Iterator
+from contextlib import suppress
 
 import psutil
 import pytest
-import requests
 
-from tests.harness import D1, TOKEN, Pair, pair, strict_json, wait_for
+from tests.harness import D1, TOKEN, Pair, pair, wait_for
 from tests.process.support import (
     NOISE,
     Background,
@@ -61,97 +55,6 @@ def service(pool: Pair) -> Iterator[Pair]:
 
 
 # -- early answers ---------------------------------------------------------------------------------
-
-Answer = tuple[int, Any]
-
-
-def by_urllib(url: str, data: bytes, token: str) -> Answer:
-    request = urllib.request.Request(url, data, {"Authorization": f"Bearer {token}"}, method="POST")
-    try:
-        with urllib.request.urlopen(request, timeout=20) as response:
-            return response.status, strict_json(response.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, strict_json(error.read())
-
-
-def by_requests(url: str, data: bytes, token: str) -> Answer:
-    with requests.post(url, data=data, headers={"Authorization": f"Bearer {token}"}, timeout=20) as response:
-        return response.status_code, strict_json(response.content)
-
-
-def by_curl(url: str, data: bytes, token: str) -> Answer:
-    done = subprocess.run(
-        [
-            "curl",
-            "-sS",
-            "-m",
-            "20",
-            "-w",
-            "\n%{http_code}",
-            "-H",
-            f"Authorization: Bearer {token}",
-            "-H",
-            "Content-Type: application/json",
-            "--data-binary",
-            "@-",
-            url,
-        ],
-        input=data,
-        capture_output=True,
-        check=True,
-        timeout=30,
-    )
-    body, _, status = done.stdout.rpartition(b"\n")
-    return int(status), strict_json(body)
-
-
-CLIENTS = [
-    by_urllib,
-    by_requests,
-    pytest.param(by_curl, marks=pytest.mark.skipif(not shutil.which("curl"), reason="no curl")),
-]
-SIZES = [70_000, LIMIT, LIMIT + 1, 3 << 20, 8 << 20]
-
-
-@pytest.mark.parametrize("client", CLIENTS)
-def test_an_early_answer_reaches_a_client_that_still_sends(
-    service: Pair, client: Callable[[str, bytes, str], Answer]
-) -> None:
-    """401, 413 and 429 over bodies of 70 kB to 8 MiB."""
-    url = f"http://127.0.0.1:{service.port}/decide"
-    calls = service.record_calls()
-    before = len(starts(calls()))
-    outcomes: list[tuple[str, int, Any]] = []
-
-    def ask(kind: str, size: int, expected: int, token: str = TOKEN) -> None:
-        try:
-            status, body = client(url, padded(size), token)
-            outcomes.append((kind, size, status if status != expected else body["error"]["code"]))
-        except Exception as error:  # counted
-            outcomes.append((kind, size, repr(error)))
-
-    for _ in range(2):
-        for size in SIZES:
-            ask("401", size, 401, "x" * 40)
-            if size > LIMIT:
-                ask("413", size, 413)
-    with ExitStack() as stack:
-        # Uploads that do not come fill the queue for one BODY_DEADLINE_S; again and again, as slots free themselves.
-        for size in SIZES:
-            for _ in range(2):
-                wires = [stack.enter_context(Wire(service)) for _ in range(QUEUE)]
-                for wire in wires:
-                    wire.send(head("/decide", 1000))
-                wait_slots(service, QUEUE)
-                ask("429", size, 429)
-                for wire in wires:
-                    wire.close()
-                wait_slots(service, 0)
-    expected = {"401": "unauthorized", "413": "request_too_large", "429": "busy"}
-    bad = [outcome for outcome in outcomes if outcome[2] != expected[outcome[0]]]
-    assert len(bad) <= len(outcomes) // 20, bad
-    assert len(starts(calls())) == before
 
 
 @pytest.mark.parametrize("size", [100, 10_000, 60_000])

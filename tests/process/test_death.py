@@ -38,12 +38,14 @@ from tests.process.support import (
     kill,
     own_decision,
     records,
+    revive,
     run_scorer,
     run_web,
     slow,
     spread,
     starts,
     timed_post,
+    unavailable,
     wait_queued,
     wait_running,
     wait_slots,
@@ -72,30 +74,12 @@ def service(pool: Pair) -> Iterator[Pair]:
     invariants(pool)
 
 
-def revive(service: Pair) -> None:
-    """Start again what a failed test left dead or stuck, so that the next test fails or passes on its own."""
-    if service.web is None or service.web.poll() is not None:
-        service.start_web()
-    if service.scorer is not None and service.scorer.poll() is None:
-        try:
-            service.wait_ready(5)
-        except AssertionError:
-            kill(service.scorer)
-    if service.scorer is None or service.scorer.poll() is not None:
-        service.start_scorer()
-    service.wait_ready()
-
-
 def all_admitted(service: Pair) -> None:
     """MAX_QUEUE requests at once, on whichever threads: all answered, each with its own answer."""
     asked = [own_decision() for _ in range(QUEUE)]
     results = at_once([lambda body=body: service.post("/decide", body) for body in asked])
     assert [result[0] if isinstance(result, tuple) else result for result in results] == [200] * QUEUE
     assert all(is_own(body, answer) for body, (_, answer) in zip(asked, results, strict=True))
-
-
-def unavailable(result: Any) -> bool:
-    return bool(result[0] == 503 and result[1]["error"]["code"] == "scorer_unavailable")
 
 
 # -- kill ------------------------------------------------------------------------------------------

@@ -7,17 +7,19 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.harness import D1, S1, SHARED1, Pair, pair, wait_for
+from tests.harness import D1, S1, SHARED1, Pair, pair
 from tests.process.support import (
     Wire,
     at_once,
+    baseline,
     chunked,
     head,
     invariants,
     kill,
     own_decision,
-    slow,
+    settle,
     wait_slots,
+    warm,
     whole,
 )
 
@@ -32,27 +34,6 @@ QUEUE = 8
 def service() -> Iterator[Pair]:
     with pair(MAX_QUEUE=str(QUEUE), BODY_DEADLINE_S="1") as running:
         yield running
-
-
-def counts(pids: list[int]) -> dict[int, tuple[int, int]]:
-    """Open descriptors and threads by process."""
-    return {pid: (psutil.Process(pid).num_fds(), psutil.Process(pid).num_threads()) for pid in pids}
-
-
-def settle(service: Pair, before: dict[int, tuple[int, int]], slack: int) -> None:
-    """Every count comes back to where it was; ``slack`` allows for connections that are kept for the next request."""
-
-    def back() -> bool:
-        return all(
-            now <= then + slack
-            for pid, old in before.items()
-            for now, then in zip(counts([pid])[pid], old, strict=True)
-        )
-
-    try:
-        wait_for(back, 15)
-    except AssertionError:
-        raise AssertionError(f"before {before}, now {counts(list(before))}") from None
 
 
 def mixed(service: Pair, number: int) -> None:
@@ -88,36 +69,35 @@ def mixed(service: Pair, number: int) -> None:
         service.post("/decide", {**D1, "state": {"fake": {"prepare_error": ["value", "no"]}}})
 
 
-def warm(service: Pair) -> None:
-    """Every pool of threads and connections at its largest: a full house on both workers, several times."""
-    for _ in range(6):
-        at_once([lambda: service.post("/decide", slow(D1, 0.03))] * (QUEUE + 8))
+def warm_with_errors(service: Pair) -> None:
+    """As :func:`warm`, with every kind of request."""
+    warm(service, QUEUE)
     at_once([lambda n=n: mixed(service, n) for n in range(24)])
     wait_slots(service, 0)
 
 
 def test_descriptors_and_threads_stay_after_hundreds_of_mixed_requests(service: Pair) -> None:
-    warm(service)
+    warm_with_errors(service)
     pids = [*service.worker_pids(), service.scorer.pid]
     for number in range(48):
         mixed(service, number)
     wait_slots(service, 0)
-    before = counts(pids)
+    before = baseline(service)
     for number in range(360):
         mixed(service, number)
     for _ in range(4):
         at_once([lambda n=n: mixed(service, n) for n in range(QUEUE)])
     wait_slots(service, 0)
     # Per connection that may now be kept where none was: a socket, its signaller, its monitor's two ends.
-    settle(service, before, 12)
+    settle(service, before)
     assert service.worker_pids() == pids[:2]
     invariants(service)
 
 
 def test_descriptors_and_threads_of_the_web_tier_stay_over_20_restarts_of_the_scorer(service: Pair) -> None:
-    warm(service)
+    warm_with_errors(service)
     pids = service.worker_pids()
-    before: dict[int, tuple[int, int]] = {}
+    before: dict[str, tuple[int, int]] = {}
     for number in range(20):
         kill(service.scorer)
         if number % 5 == 0:
@@ -127,8 +107,8 @@ def test_descriptors_and_threads_of_the_web_tier_stay_over_20_restarts_of_the_sc
         results = at_once([lambda: service.post("/decide", own_decision())] * QUEUE)
         assert [result[0] for result in results] == [200] * QUEUE
         if number == 2:
-            before = counts(pids)
-    settle(service, before, 12)
+            before = {"web": baseline(service)["web"]}
+    settle(service, before)
     assert service.worker_pids() == pids
     invariants(service)
 

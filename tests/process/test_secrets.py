@@ -106,7 +106,9 @@ ROUTES = (
     "/v1/decisions",
     "/v1/models",
     "/health",
+    "/ready",
     "/metrics",
+    "/openapi.json",
     f"/{SECRET}",
 )
 CREDENTIALS = (

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +14,9 @@ import zmq
 
 from shared import wire
 from shared.rundir import RunDir
-from tests.harness import D1, Local
+from shared.settings import ScorerSettings
+from shared.slots import Slot, SlotTable
+from tests.harness import D1, Local, RecordingEngine, wait_for
 
 
 @pytest.fixture
@@ -91,3 +95,141 @@ def test_another_protocol_version_is_answered_with_both_versions(local: Local, s
     assert (reply.id, reply.status) == ("x", wire.UNAVAILABLE)
     assert "99" in reply.message
     assert "1" in reply.message.replace("99", "")
+
+
+# -- callers that give up ----------------------------------------------------------------------------------------
+
+SIZE = 4
+
+
+class GatedEngine(RecordingEngine):
+    """Every call waits until the gate is open."""
+
+    def __init__(self, settings: ScorerSettings) -> None:
+        super().__init__(settings)
+        self.gate = threading.Event()
+
+    def predict(self, call: Any) -> Any:
+        assert self.gate.wait(60)
+        return super().predict(call)
+
+
+@pytest.fixture
+def gated() -> Iterator[Local]:
+    service = Local(engine=GatedEngine, MAX_QUEUE=str(SIZE))
+    yield service
+    service.engine.gate.set()
+    service.close()
+
+
+class Callers:
+    """Web threads without their HTTP: each takes a slot, sends a job on a socket of its own, and waits or leaves."""
+
+    def __init__(self, local: Local) -> None:
+        self._local = local
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.table = SlotTable(local.dir / "slots")
+        self._boot_id = self.status()["boot_id"]
+        self.waiting: list[tuple[bytes, Slot, zmq.Socket[bytes]]] = []
+
+    def status(self) -> Any:
+        return self._local.client.get("/health").json
+
+    def ask(self, payload: bytes = b"", send: Callable[[Callable[[], None]], None] = lambda go: go()) -> None:
+        """One caller. ``send`` may hold the sending back."""
+        job_id = os.urandom(16)
+        slot = self.table.acquire(job_id)
+        assert slot is not None
+        socket = self._context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.connect(RunDir(self._local.dir).endpoint)
+        head = {"v": 1, "op": "predict", "id": job_id.hex(), "slot": slot.index, "budget_ms": 600_000}
+        message = [b"", json.dumps({**head, "boot_id": self._boot_id}).encode(), payload or job_of(job_id)]
+        self.waiting.append((job_id, slot, socket))
+        send(lambda: socket.send_multipart(message))
+
+    def leave(self, index: int = -1) -> zmq.Socket[bytes]:
+        """One caller gives up; its socket may still get what is sent to it."""
+        _, slot, socket = self.waiting.pop(index)
+        slot.close()
+        return socket
+
+    def close(self) -> None:
+        for _, slot, socket in self.waiting:
+            slot.close()
+            socket.close()
+        self._context.destroy(linger=0)
+        self.table.close()
+
+
+@pytest.fixture
+def callers(gated: Local) -> Iterator[Callers]:
+    made = Callers(gated)
+    yield made
+    made.close()
+
+
+def job_of(job_id: bytes) -> bytes:
+    name = job_id.hex()
+    question = {"type": "choice", "instructions": "?", "criteria": {f"{name}-a": "A", f"{name}-b": "B"}}
+    return json.dumps({"state": name, "questions": [question], "calls": [[["q", 0, None]]]}).encode()
+
+
+def running_and_nothing_queued(callers: Callers) -> bool:
+    found = callers.status()
+    return bool(found["busy_seconds"] > 0 and found["queue_length"] == 0)
+
+
+def answers_own(job_id: bytes, socket: zmq.Socket[bytes]) -> bool:
+    assert socket.poll(10_000), "a live job was lost"
+    _, head, body = socket.recv_multipart()
+    reply = wire.decode_reply(head)
+    return (reply.id, reply.status) == (job_id.hex(), wire.OK) and job_id.hex().encode() in body
+
+
+def test_jobs_of_callers_that_gave_up_do_not_pile_up_behind_a_long_call(gated: Local, callers: Callers) -> None:
+    callers.ask()
+    wait_for(lambda: running_and_nothing_queued(callers), 10, "one job running")
+    callers.ask()  # one patient caller among the impatient ones
+    wait_for(lambda: callers.status()["queue_length"] == 1, 10, "the patient one queued")
+    longest = 0
+    for _ in range(100):
+        seen = callers.status()["queue_length"]
+        callers.ask(payload=b"x" * 10_000)
+        wait_for(lambda seen=seen: callers.status()["queue_length"] != seen, 10, "the job arrived")
+        longest = max(longest, callers.status()["queue_length"])
+        callers.leave().close()
+    assert SIZE < longest <= 2 * SIZE
+    gated.engine.gate.set()
+    for job_id, _, socket in callers.waiting:
+        assert answers_own(job_id, socket)
+    wait_for(lambda: callers.status()["counters"]["expired"] == 100, 10, "all of them counted")
+
+
+def test_no_live_job_is_dropped_in_whatever_order_the_jobs_of_a_slot_arrive(gated: Local, callers: Callers) -> None:
+    """Messages of two sockets have no order: the job of a caller that left may come after that of the slot's next."""
+    dice = random.Random(3)
+    callers.ask()
+    wait_for(lambda: running_and_nothing_queued(callers), 10, "one job running")
+    gone = []
+    held_back: list[Callable[[], None]] = []
+    for _ in range(150):
+        if len(callers.waiting) == SIZE:
+            gone.append(callers.leave(dice.randrange(1, SIZE)))
+        callers.ask(send=held_back.append)
+    dice.shuffle(held_back)
+    for go in held_back:
+        go()
+    wait_for(lambda: callers.status()["counters"]["expired"] > 100, 10, "most of them dropped while the call runs")
+    gated.engine.gate.set()
+    for job_id, _, socket in callers.waiting:
+        assert answers_own(job_id, socket)
+    wait_for(lambda: callers.status()["queue_length"] == 0, 10, "an empty queue")
+    statuses = set()
+    for socket in gone:
+        assert socket.poll(10_000), "whoever still listens is told"
+        statuses.add(wire.decode_reply(socket.recv_multipart()[1]).status)
+        assert not socket.poll(0), "told twice"
+        socket.close()
+    assert statuses == {wire.EXPIRED}
+    assert len(gated.engine.calls) == SIZE

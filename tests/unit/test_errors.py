@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared import jsonio
-from web.errors import KINDS, ApiError, Invalid, Problem, kind_of_status, render
+from web.errors import KINDS, ApiError, Invalid, Problem, kind_of_status, render, render_refusal
 
 CONTRACT = {
     "unauthorized": 401,
@@ -116,7 +116,7 @@ def test_a_flood_of_problems_is_cut_and_counted() -> None:
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        (400, "invalid_request"),
+        (400, "bad_request"),
         (404, "not_found"),
         (405, "method_not_allowed"),
         (413, "request_too_large"),
@@ -152,3 +152,23 @@ def test_any_problems_make_a_body_of_strict_json_with_a_nonempty_list(problems: 
     body: Any = jsonio.loads(render(Invalid(problems), "/v1/systemone")[2])
     assert 1 <= len(body["detail"]) <= 20
     assert all(item["loc"][0] == "body" and set(item) == {"loc", "msg", "type"} for item in body["detail"])
+
+
+# -- what gunicorn and nginx answer in the application's place ---
+
+
+@pytest.mark.parametrize("status", [400, 403, 405, 413, 414, 417, 431, 499, 500, 501, 502, 503, 504, 505, 599])
+def test_a_refusal_of_any_status_has_the_words_of_the_table(status: int) -> None:
+    headers, body = render_refusal(status, "/decide")
+    error = jsonio.loads(body)["error"]
+    assert set(jsonio.loads(body)) == {"error"}
+    kind = KINDS[error["code"]]
+    assert error["message"]
+    # Not supported (501, 505) is the caller's to change; else 4xx is theirs and 5xx is not.
+    assert kind.status // 100 == (4 if status in (501, 505) else status // 100)
+    assert ("Retry-After" in dict(headers)) is (kind.retry_after > 0)
+
+
+def test_a_refusal_without_a_path_is_in_both_shapes() -> None:
+    assert render_refusal(400, "") == render_refusal(400, "/v1/systemone")
+    assert set(jsonio.loads(render_refusal(400, "")[1])) == {"error", "detail"}

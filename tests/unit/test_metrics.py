@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from shared import wire
 from tests.harness import BEARER, D1, ROOT, S1, SHARED1, Local
+from tests.openapi import check_response
 from web.errors import KINDS
 from web.metric_files import MetricFiles
 from web.metrics import PREFIX, Metrics, is_shared
@@ -178,6 +179,7 @@ def test_the_metrics_are_prometheus_text_under_the_same_bearer_as_the_posts(loca
     answer = scrape(local)
     assert answer.status_code == 200
     assert answer.content_type == "text/plain; version=0.0.4; charset=utf-8"
+    check_response("GET", "/metrics", 200, dict(answer.headers), answer.text)
     assert value(answer.data, "http_requests_total", route="/decide", status="200", code="ok") == 1
     assert value(answer.data, "slots") == 32
     for headers in ({"X-None": ""}, {"Authorization": "Bearer no"}):
@@ -391,7 +393,7 @@ def test_no_worker_outgrows_the_space_that_it_set_aside(worker: MetricFiles, tmp
     process. Every route with every error is far more than there can be."""
     before = {file.name: file.stat().st_blocks * 512 for file in (tmp_path / "metrics").glob("*.db")}
     posts = ["/decide", "/decide/shared", "/v1/systemone", "/v1/decisions"]
-    routes = [*posts, "/v1/models", "/health", "/metrics", "none"]
+    routes = [*posts, "/v1/models", "/health", "/ready", "/metrics", "/openapi.json", "none"]
     metrics = Metrics(worker)
     for route in routes:
         scored(metrics, route)

@@ -1,16 +1,26 @@
 """What the dialects' schemas share: rules with a type name, strict fields, and the way from marshmallow's errors to
-ours."""
+ours. Every field also writes its rule as JSON Schema, beside the code that checks it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from marshmallow import EXCLUDE, Schema, ValidationError, fields
 
 from web.errors import Invalid, Problem
+from web.schemas.described import describe, text_schema
 
-__all__ = ["List", "Rule", "StrictSchema", "String", "Text", "cache_salt", "load", "required"]
+__all__ = [
+    "List",
+    "Rule",
+    "StrictSchema",
+    "String",
+    "Text",
+    "cache_salt",
+    "load",
+    "required",
+]
 
 
 class Rule(str):
@@ -43,7 +53,12 @@ def required(null: Rule) -> dict[str, Any]:
 
 
 class StrictSchema(Schema):
-    """Base of every schema: unknown names are ignored, a body that is not an object is a ``dict_type``."""
+    """Base of every schema: unknown names are ignored, a body that is not an object is a ``dict_type``.
+
+    ``json_rules`` are the JSON Schema keywords for what its fields do not say by themselves.
+    """
+
+    json_rules: ClassVar[Mapping[str, Any]] = {}
 
     class Meta:  # noqa: D106 (marshmallow's own name)
         unknown = EXCLUDE
@@ -69,6 +84,11 @@ class String(fields.Field[str]):
             raise ValidationError(Rule("too_long", f"must have at most {self._most} characters"))
         return value
 
+    def json_schema(self) -> dict[str, Any]:
+        """The rule as JSON Schema."""
+        bounds = {"minLength": 1 if self._nonempty else None, "maxLength": self._most}
+        return {"type": "string", **{name: bound for name, bound in bounds.items() if bound is not None}}
+
 
 class Text(fields.Field[Any]):
     """A string, an object or an array, passed on as it is; ``nonempty`` refuses ``""``, ``{}`` and ``[]``."""
@@ -83,6 +103,10 @@ class Text(fields.Field[Any]):
         if self._nonempty and not value:
             raise ValidationError(NONEMPTY)
         return value
+
+    def json_schema(self) -> dict[str, Any]:
+        """The rule as JSON Schema."""
+        return text_schema(self._nonempty)
 
 
 class List(fields.Field[list[Any]]):
@@ -99,6 +123,11 @@ class List(fields.Field[list[Any]]):
             raise ValidationError(LIST)
         check_size(len(value), self._least, self._most)
         return load_each(self._schema, enumerate(value))
+
+    def json_schema(self) -> dict[str, Any]:
+        """The rule as JSON Schema."""
+        most = {} if self._most is None else {"maxItems": self._most}
+        return {"type": "array", "items": describe(self._schema), "minItems": self._least, **most}
 
 
 def cache_salt() -> String:

@@ -9,25 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
-from marshmallow import RAISE, Schema, ValidationError, fields, missing
+from marshmallow import RAISE, Schema, ValidationError, fields
 
 from shared import jsonio
 from shared.wire import Limits
 from web.decisions import label_of
 from web.schemas.base import (
     LIST,
-    MISSING,
     OBJECT,
     STRING,
     Rule,
     StrictSchema,
     String,
     cache_salt,
-    check_size,
     required,
 )
+from web.schemas.closed import STRING_OR_LIST, UNKNOWN, Ignored, Items, Object, Only, StringOr, Tagged
 
 __all__ = ["MOST_CHOICES", "MOST_LEVELS", "MOST_QUESTIONS", "decisions_schema"]
 
@@ -37,8 +36,6 @@ _MOST_INPUT, _MOST_TEXT = 10_485_760, 1_048_576
 _MOST_ITEMS, _MOST_PARTS = 131_072, 16_384
 _MOST_JSON_LEVELS, _MOST_JSON_VALUES, _MOST_JSON_BYTES = 32, 10_000, 256 * 1024
 
-_UNKNOWN = Rule("extra_forbidden", "is not a parameter here")
-_STRING_OR_LIST = Rule("union_type", "must be a string or a list")
 _JSON = Rule("union_type", "must be an object or a list of objects")
 _VALUE = Rule("union_type", "must be a string, true or false")
 _NO_ITEM, _NO_ROLE = Rule("enum", "must be message"), Rule("enum", "must be user")
@@ -52,78 +49,7 @@ _ROLES = {
 }
 
 
-class _Object(fields.Field[dict[str, Any]]):
-    """An object with these members and no others. Not a marshmallow schema: that costs more a question than all of its
-    fields."""
-
-    def __init__(self, **members: fields.Field[Any]) -> None:
-        super().__init__()
-        self.members = members
-
-    def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise ValidationError(OBJECT)
-        loaded: dict[str, Any] = {}
-        errors: dict[str, Any] = {name: [_UNKNOWN] for name in value if name not in self.members}
-        for name, field in self.members.items():
-            try:
-                found = field.deserialize(value.get(name, missing), name, value)
-            except ValidationError as error:
-                errors[name] = error.messages
-            else:
-                if found is not missing:
-                    loaded[name] = found
-        if errors:
-            raise ValidationError(errors)
-        return loaded
-
-
-class _Tagged(fields.Field[dict[str, Any]]):
-    """An object of one of several kinds, told by its ``type``; ``refused`` are kinds that OpenAI has, with the reason
-    that they are not served."""
-
-    def __init__(self, kinds: Mapping[str, _Object], refused: Mapping[str, Rule] | None = None) -> None:
-        super().__init__()
-        self.kinds = kinds
-        self._refused = refused or {}
-
-    def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise ValidationError(OBJECT)
-        kind = value.get("type", missing)
-        if kind is missing:
-            raise ValidationError({"type": [MISSING]})
-        if isinstance(kind, str) and kind in self._refused:
-            raise ValidationError(self._refused[kind])
-        if not isinstance(kind, str) or kind not in self.kinds:
-            raise ValidationError({"type": [Rule("enum", f"must be {_words(self.kinds)}")]})
-        return dict(self.kinds[kind].deserialize(value, attr, data))
-
-
-class _Items(fields.Field[list[Any]]):
-    """A list of ``least`` to ``most`` values of one field."""
-
-    def __init__(self, item: fields.Field[Any], least: int, most: int, what: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.item = item
-        self._least, self._most, self._what = least, most, what
-
-    def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> list[Any]:
-        if not isinstance(value, list):
-            raise ValidationError(LIST)
-        check_size(len(value), self._least, self._most, self._what)
-        loaded, errors = [], {}
-        for index, one in enumerate(value):
-            try:
-                loaded.append(self.item.deserialize(one))
-            except ValidationError as error:
-                errors[index] = error.messages
-        if errors:
-            raise ValidationError(errors)
-        return loaded
-
-
-class _Choices(_Items):
+class _Choices(Items):
     """Options of which no two read alike: a model is shown text, so ``true`` and ``"true"`` would merge (§7, D8)."""
 
     def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> list[Any]:
@@ -137,22 +63,6 @@ class _Choices(_Items):
         return choices
 
 
-class _StringOr(fields.Field[Any]):
-    """A string of at most ``most`` characters, or a list."""
-
-    def __init__(self, most: int, items: _Items, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.string = String(most=most)
-        self.items = items
-
-    def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> Any:
-        if isinstance(value, str):
-            return self.string.deserialize(value, attr, data)
-        if isinstance(value, list):
-            return self.items.deserialize(value, attr, data)
-        raise ValidationError(_STRING_OR_LIST)
-
-
 class _Value(fields.Field[Any]):
     """A choice's value: a string or a boolean, never a number that reads like one (§10, 4)."""
 
@@ -162,6 +72,10 @@ class _Value(fields.Field[Any]):
         if not isinstance(value, str):
             raise ValidationError(_VALUE)
         return str(_LONG_STRING.deserialize(value, attr, data))
+
+    def json_schema(self) -> dict[str, Any]:
+        """The rule as JSON Schema."""
+        return {"type": ["string", "boolean"], "maxLength": _MOST_TEXT}
 
 
 class _Json(fields.Field[Any]):
@@ -181,30 +95,12 @@ class _Json(fields.Field[Any]):
             raise ValidationError(Rule("too_long", f"must have at most {_MOST_JSON_BYTES} bytes as compact JSON"))
         return value
 
-
-class _Ignored(fields.Field[Any]):
-    """An object of OpenAI's own caching, or null. What it says changes nothing here, so it is not looked into."""
-
-    def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> Any:
-        if not isinstance(value, dict):
-            raise ValidationError(OBJECT)
-        return value
+    def json_schema(self) -> dict[str, Any]:
+        """The rule as JSON Schema, but for its three bounds."""
+        return {"type": ["object", "array"], "items": {"type": "object"}}
 
 
-class _Only(fields.Field[str]):
-    """One word."""
-
-    def __init__(self, word: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.word = word
-
-    def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> str:
-        if value != self.word:
-            raise ValidationError(Rule("enum", f"must be {self.word}"))
-        return self.word
-
-
-class _Message(_Object):
+class _Message(Object):
     """A user message. Other items and roles of OpenAI's grammar are refused by name, before their members are looked
     at."""
 
@@ -221,14 +117,16 @@ class _Message(_Object):
 class _Decisions(StrictSchema):
     """The body but for its questions, which take the engine's limits."""
 
+    json_rules: ClassVar[Mapping[str, Any]] = {"additionalProperties": False}
+
     class Meta:
         unknown = RAISE
 
-    error_messages = {"type": OBJECT, "unknown": _UNKNOWN}  # noqa: RUF012 (an instance variable to marshmallow)
+    error_messages = {"type": OBJECT, "unknown": UNKNOWN}  # noqa: RUF012 (an instance variable to marshmallow)
 
     model = String(most=_MOST_TEXT, **required(STRING))
     prompt_cache_key = String(most=64, allow_none=True)
-    prompt_cache_options = _Ignored(allow_none=True)
+    prompt_cache_options = Ignored(allow_none=True)
     safety_identifier = String(most=128, allow_none=True)
     cache_salt = cache_salt()
 
@@ -236,25 +134,25 @@ class _Decisions(StrictSchema):
 _LONG_STRING = String(most=_MOST_TEXT)
 
 
-def _parts(what: str) -> _Items:
+def _parts(what: str) -> Items:
     """Text and JSON parts; an image is refused as the part it is."""
-    text = _Object(
-        type=_Only("input_text"), text=String(**required(STRING)), prompt_cache_breakpoint=_Ignored(allow_none=True)
+    text = Object(
+        type=Only("input_text"), text=String(**required(STRING)), prompt_cache_breakpoint=Ignored(allow_none=True)
     )
-    json = _Object(type=_Only("input_json"), data=_Json(**required(_JSON)))
+    json = Object(type=Only("input_json"), data=_Json(**required(_JSON)))
     refused = {"input_image": Rule("unsupported", f"input_image is not supported: images cannot be read in {what}")}
-    return _Items(_Tagged({"input_text": text, "input_json": json}, refused), 0, _MOST_PARTS, "parts")
+    return Items(Tagged({"input_text": text, "input_json": json}, refused), 0, _MOST_PARTS, "parts")
 
 
-def _input() -> _StringOr:
-    content = _StringOr(_MOST_INPUT, _parts("the input"), **required(_STRING_OR_LIST))
-    message = _Message(type=_Only("message", allow_none=True), role=_Only("user", **required(STRING)), content=content)
-    return _StringOr(_MOST_INPUT, _Items(message, 1, _MOST_ITEMS, "items"), **required(_STRING_OR_LIST))
+def _input() -> StringOr:
+    content = StringOr(_MOST_INPUT, _parts("the input"), **required(STRING_OR_LIST))
+    message = _Message(type=Only("message", allow_none=True), role=Only("user", **required(STRING)), content=content)
+    return StringOr(_MOST_INPUT, Items(message, 1, _MOST_ITEMS, "items"), **required(STRING_OR_LIST))
 
 
-def _question(kind: str, **more: fields.Field[Any]) -> _Object:
-    instructions = _StringOr(_MOST_TEXT, _parts("instructions"), **required(_STRING_OR_LIST))
-    return _Object(type=_Only(kind), name=_optional(), instructions=instructions, **more)
+def _question(kind: str, **more: fields.Field[Any]) -> Object:
+    instructions = StringOr(_MOST_TEXT, _parts("instructions"), **required(STRING_OR_LIST))
+    return Object(type=Only(kind), name=_optional(), instructions=instructions, **more)
 
 
 def _optional() -> String:
@@ -264,18 +162,18 @@ def _optional() -> String:
 @lru_cache(maxsize=8)
 def decisions_schema(limits: Limits) -> Schema:
     """The schema of a body under an engine's limits."""
-    choice = _Object(value=_Value(**required(_VALUE)), description=_optional())
-    level = _Object(label=String(most=_MOST_TEXT, **required(STRING)), description=_optional())
+    choice = Object(value=_Value(**required(_VALUE)), description=_optional())
+    level = Object(label=String(most=_MOST_TEXT, **required(STRING)), description=_optional())
     choices = _Choices(choice, 2, min(limits.options, MOST_CHOICES), "choices", **required(LIST))
-    levels = _Items(level, 2, min(limits.levels, MOST_LEVELS), "levels", **required(LIST))
-    question = _Tagged(
+    levels = Items(level, 2, min(limits.levels, MOST_LEVELS), "levels", **required(LIST))
+    question = Tagged(
         {
             "predicate": _question("predicate"),
             "choice": _question("choice", choices=choices),
             "score": _question("score", levels=levels),
         }
     )
-    questions = _Items(question, 1, min(limits.request_questions, MOST_QUESTIONS), "questions", **required(LIST))
+    questions = Items(question, 1, min(limits.request_questions, MOST_QUESTIONS), "questions", **required(LIST))
     return _Decisions.from_dict({"input": _input(), "questions": questions})()
 
 
@@ -289,8 +187,3 @@ def _measure(value: Any) -> tuple[int, int]:
         levels += bool(containers)
         here = [child for item in containers for child in (item.values() if isinstance(item, dict) else item)]
     return levels, values
-
-
-def _words(names: Mapping[str, Any]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} or {last}"

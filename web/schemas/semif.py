@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from marshmallow import Schema, ValidationError, fields, post_load, validates_schema
 
@@ -12,7 +12,7 @@ from web.errors import Invalid, Problem
 from web.plan import MAX_ALL_OPTIONS, count_orderings
 from web.schemas.base import LIST, STRING, TEXT, List, Rule, StrictSchema, String, Text, required
 
-__all__ = ["check_rows", "decide_schema", "shared_schema"]
+__all__ = ["MAX_OPTIONS", "check_rows", "decide_schema", "shared_schema"]
 
 MIN_OPTIONS, MAX_OPTIONS = 2, 16
 
@@ -27,12 +27,20 @@ class _Orderings(fields.Field[Any]):
             raise ValidationError(Rule("enum", "must be none, rotations or all"))
         return value
 
+    def json_schema(self) -> dict[str, Any]:
+        """The rule as JSON Schema."""
+        return {"enum": list(_MODES)}
+
 
 class _NoWorkload(fields.Field[Any]):
     """There is no per-workload table, so any value but null is refused, false and 0 included (contract, Limits)."""
 
     def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> Any:
         raise ValidationError(Rule("value_error", "there are no workloads; leave it out"))
+
+    def json_schema(self) -> dict[str, Any]:
+        """The rule as JSON Schema."""
+        return {"type": "null"}
 
 
 class _Option(StrictSchema):
@@ -42,6 +50,12 @@ class _Option(StrictSchema):
 
 class _Decision(StrictSchema):
     """What a decision of either route has; ``options`` is added with the engine's cap."""
+
+    json_rules: ClassVar[Mapping[str, Any]] = {
+        "description": "The option ids of a decision are unique.",
+        "if": {"required": ["orderings"], "properties": {"orderings": {"const": "all"}}},
+        "then": {"properties": {"options": {"maxItems": MAX_ALL_OPTIONS}}},
+    }
 
     id = String(nonempty=True, **required(STRING))
     question = String(nonempty=True, **required(STRING))
@@ -63,6 +77,8 @@ class _Decision(StrictSchema):
 
 
 class _Shared(StrictSchema):
+    json_rules: ClassVar[Mapping[str, Any]] = {"description": "The decision ids of a request are unique."}
+
     state = Text(nonempty=True, **required(TEXT))
     workload = _NoWorkload(allow_none=True)
 

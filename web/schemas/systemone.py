@@ -14,15 +14,24 @@ from marshmallow import Schema, ValidationError, fields, missing
 
 from shared import jsonio
 from shared.wire import Limits
-from web.schemas.base import LIST, OBJECT, TEXT, Rule, StrictSchema, Text, cache_salt, check_size, required
+from web.schemas.base import (
+    LIST,
+    OBJECT,
+    TEXT,
+    Rule,
+    StrictSchema,
+    Text,
+    cache_salt,
+    check_size,
+    required,
+)
+from web.schemas.described import ANY_TEXT, SIDES, describe, question_schema, text_schema
 
 __all__ = ["JEV_OPTIONS", "schema_for"]
 
 #: Jev's own bounds; an engine's may be lower (wire/systemone.md §2.5).
 JEV_OPTIONS, JEV_LEVELS, JEV_QUESTIONS = 255, 10, 400
 
-#: Names of a noul's sides that engines know (engine/intern-decision.md §1.5).
-_SIDES = frozenset({"yes", "true", "1", "no", "false", "0"})
 _TYPES = ("noul", "choice", "score")
 _TEXT_OR_NULL = Rule("union_type", "must be a string, an object, an array or null")
 _UNTAGGED = Rule("union_tag_not_found", "must have a type")
@@ -35,6 +44,7 @@ class _Unsupported(fields.Field[Any]):
 
     def __init__(self, empty: list[Any], message: str, **kwargs: Any) -> None:
         super().__init__(allow_none=True, **kwargs)
+        self._values = empty
         # As JSON: to Python 0 and False are equal.
         self._empty = {jsonio.dumps(value) for value in empty}
         self._rule = Rule("value_error", message)
@@ -43,6 +53,10 @@ class _Unsupported(fields.Field[Any]):
         if jsonio.dumps(value) not in self._empty:
             raise ValidationError(self._rule)
         return None
+
+    def json_schema(self) -> dict[str, Any]:
+        """The rule as JSON Schema."""
+        return {"enum": self._values}
 
 
 class _NoulSides(fields.Field[Any]):
@@ -60,6 +74,10 @@ class _NoulSides(fields.Field[Any]):
         if errors:
             raise ValidationError(errors)
         return value
+
+    def json_schema(self) -> dict[str, Any]:
+        """The rule as JSON Schema."""
+        return {"type": "object", "properties": {"true": ANY_TEXT, "false": ANY_TEXT}, "additionalProperties": False}
 
 
 class _Options(fields.Field[Any]):
@@ -82,6 +100,10 @@ class _Options(fields.Field[Any]):
             raise ValidationError(errors)
         return value
 
+    def json_schema(self) -> dict[str, Any]:
+        """The rule as JSON Schema."""
+        return {"type": "object", "minProperties": 1, "maxProperties": self._most, "additionalProperties": ANY_TEXT}
+
 
 class _Levels(fields.Field[Any]):
     """A list of texts, lowest first; a map is refused, so is a null level."""
@@ -100,6 +122,10 @@ class _Levels(fields.Field[Any]):
         if errors:
             raise ValidationError(errors)
         return value
+
+    def json_schema(self) -> dict[str, Any]:
+        """The rule as JSON Schema."""
+        return {"type": "array", "minItems": 1, "maxItems": self._most, "items": text_schema()}
 
 
 class _Questions(fields.Field[Any]):
@@ -125,7 +151,20 @@ class _Questions(fields.Field[Any]):
             raise ValidationError(errors)
         return loaded
 
+    def json_schema(self) -> dict[str, Any]:
+        """The rule as JSON Schema."""
+        return {
+            "type": "object",
+            "minProperties": 1,
+            "maxProperties": self._most,
+            "propertyNames": {"minLength": 1},
+            "additionalProperties": {"anyOf": self._question_schemas()},
+        }
+
     def _question(self, question: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _question_schemas(self) -> list[dict[str, Any]]:
         raise NotImplementedError
 
     @staticmethod
@@ -143,7 +182,7 @@ class _Questions(fields.Field[Any]):
 def _check_noul(question: dict[str, Any]) -> None:
     """A noul asks something: instructions, or at least one side described (design §5)."""
     criteria = question.get("criteria")
-    described = isinstance(criteria, dict) and any(criteria[side] for side in criteria if side.lower() in _SIDES)
+    described = isinstance(criteria, dict) and any(criteria[side] for side in criteria if side.lower() in SIDES)
     if not question.get("instructions") and not described:
         raise ValidationError({"instructions": [Rule("value_error", "a noul needs instructions or a described side")]})
 
@@ -166,6 +205,13 @@ class _NativeQuestions(_Questions):
             except ValidationError as error:
                 raise ValidationError({"criteria": error.messages}) from None
         return dict(question)
+
+    def _question_schemas(self) -> list[dict[str, Any]]:
+        most = self._most_options
+        criteria = {"minProperties": 1, "maxProperties": most, "minItems": 1, "maxItems": most}
+        return [
+            question_schema(kind) if kind == "noul" else question_schema(kind, criteria=criteria) for kind in _TYPES
+        ]
 
 
 class _JevQuestions(_Questions):
@@ -196,6 +242,13 @@ class _JevQuestions(_Questions):
         if kind == "noul":
             _check_noul(loaded)
         return loaded
+
+    def _question_schemas(self) -> list[dict[str, Any]]:
+        instructions = describe(self._instructions)
+        return [
+            question_schema(kind, ["criteria"] * field.required, instructions=instructions, criteria=describe(field))
+            for kind, field in self._criteria.items()
+        ]
 
 
 class _SystemOne(StrictSchema):

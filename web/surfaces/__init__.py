@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from web.surfaces import decisions, health, metrics, models, semif, systemone
+from web.surfaces import decisions, health, metrics, models, openapi, ready, semif, systemone
 
 __all__ = ["SURFACES"]
 
-SURFACES = (health, metrics, models, semif, systemone, decisions)
+SURFACES = (health, metrics, models, openapi, ready, semif, systemone, decisions)
