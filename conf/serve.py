@@ -36,10 +36,13 @@ from shared.rundir import RunDir, RunDirError  # noqa: E402
 from shared.settings import PREFIX, ScorerSettings, SettingsError, WebSettings  # noqa: E402
 
 HOST = "127.0.0.1"
-#: The intern engine on a tiny random checkpoint, built in the run directory.
-TINY = "intern-tiny"
-#: Seconds until /health must be 200. The intern engine loads gigabytes and warms up first.
-PATIENCE_S = {"intern": 600}
+#: Engines on a tiny random model, built in the run directory: the engine, and the module that builds the model.
+TINY = {
+    "intern-tiny": ("intern", "scorer.engines.intern_tiny.build"),
+    "labels-tiny": ("labels", "scorer.engines.labels_tiny.build"),
+}
+#: Seconds until /health must be 200. These engines load gigabytes and warm up first.
+PATIENCE_S = {"intern": 600, "labels": 600}
 DEFAULT_PATIENCE_S = 60
 
 EXAMPLE = {
@@ -91,8 +94,8 @@ def main() -> int:
     lock = lock_run_dir(run_dir.path)
     check_port(int(args.port))
     token, is_new = token_for_curl(env, run_dir.path)
-    if args.engine == TINY:
-        env.update(tiny_checkpoint(run_dir.path / TINY))
+    if args.engine in TINY:
+        env.update(tiny_checkpoint(TINY[args.engine][1], run_dir.path / args.engine))
     env["SERVE_PYTHON"] = sys.executable
     env.setdefault("SERVE_GUARD", "")
     status = Supervised(env, int(args.port), scorer.engine, token, is_new).run()
@@ -108,7 +111,7 @@ def environment(port: str, engine: str) -> dict[str, str]:
     if f"{PREFIX}BIND" in env:
         say(f"{PREFIX}BIND is not used here: listening on {HOST}, port PORT")
     env[f"{PREFIX}BIND"] = f"{HOST}:{port}"
-    env[f"{PREFIX}ENGINE"] = "intern" if engine == TINY else engine
+    env[f"{PREFIX}ENGINE"] = TINY[engine][0] if engine in TINY else engine
     env.setdefault(f"{PREFIX}RUN_DIR", str(ROOT / "run"))
     env.setdefault(f"{PREFIX}LOG_FORMAT", "text")
     # A newcomer's misspelt model name is an error here rather than silently another model.
@@ -120,7 +123,7 @@ def checked(env: dict[str, str]) -> ScorerSettings:
     """Check the settings of both tiers before anything is installed, made or started; returns the scorer's."""
     engine = env[f"{PREFIX}ENGINE"]
     if engine not in ENGINES:
-        fail(f"ENGINE ({PREFIX}ENGINE) must be one of {', '.join(sorted([*ENGINES, TINY]))}, not {engine!r}")
+        fail(f"ENGINE ({PREFIX}ENGINE) must be one of {', '.join(sorted([*ENGINES, *TINY]))}, not {engine!r}")
     probe = dict(env)
     if not has_token(env):
         probe[f"{PREFIX}API_TOKEN"] = "x" * 32  # ours is made later, and is good
@@ -131,9 +134,9 @@ def checked(env: dict[str, str]) -> ScorerSettings:
         fail(str(error))
 
 
-def tiny_checkpoint(directory: Path) -> dict[str, str]:
-    """Build the tiny checkpoint, unless it is there; returns the settings that serve it."""
-    command = [sys.executable, "-m", "scorer.engines.intern_tiny.build", str(directory)]
+def tiny_checkpoint(module: str, directory: Path) -> dict[str, str]:
+    """Build a tiny model, unless it is there; returns the settings that serve it."""
+    command = [sys.executable, "-m", module, str(directory)]
     # In a process of its own, which takes torch's memory with it when it ends.
     built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     if built.returncode:

@@ -12,13 +12,17 @@ __all__ = ["EngineInfo", "Limits"]
 @dataclass(frozen=True)
 class Limits:
     """What one engine takes. ``questions`` is per call, ``request_questions`` per request where each question is a call
-    of its own; ``options`` and ``levels`` are per question; ``tokens`` is per call."""
+    of its own; ``options`` and ``levels`` are per question; ``tokens`` is per call. ``request_tokens`` and, where the
+    caller asked for a long context, ``long_request_tokens`` bound the tokens of a request, its state counted once; None
+    is no bound."""
 
     questions: int = 16
     request_questions: int = 400
     options: int = 255
     levels: int = 10
     tokens: int = 8192
+    request_tokens: int | None = None
+    long_request_tokens: int | None = None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["TOKEN_MIN", "bind", "choice", "flag", "integer", "name", "number", "path", "text", "token"]
+__all__ = ["TOKEN_MIN", "bind", "choice", "flag", "integer", "name", "number", "path", "reference", "text", "token"]
 
 TOKEN_MIN = 32
 
@@ -85,6 +85,14 @@ def bind(value: str) -> str:
 def path(value: str) -> Path:
     """A path."""
     return Path(text(value))
+
+
+def reference(value: str) -> str:
+    """A function, as ``module:function``."""
+    module, _, function = value.partition(":")
+    if not all(part.isidentifier() for part in [*module.split("."), function]):
+        raise ValueError("must be MODULE:FUNCTION")
+    return value
 
 
 def token(value: str) -> str:

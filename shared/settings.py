@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared import parsers
+from shared import aliases, parsers
+from shared.labels_settings import LABELS_SETTINGS
+from shared.setting import PREFIX, SCORER, WEB, Setting
 
 __all__ = ["PREFIX", "SETTINGS", "ScorerSettings", "Setting", "SettingsError", "WebSettings", "unknown_names"]
-
-PREFIX = "INTERN_DECISION_"
-
-WEB, SCORER = "web", "scorer"
 
 #: Threads beyond MAX_QUEUE, for the 429s and /health while every slot waits (architecture.md §1.12).
 SPARE_THREADS = 8
@@ -32,27 +30,6 @@ _DAY_S = 86_400
 
 class SettingsError(ValueError):
     """A setting has a bad value; the message starts with the variable's full name and never shows a secret."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One row of the table: ``default`` is the text a user would set, or None for unset."""
-
-    name: str
-    default: str | None
-    parse: Callable[[str], Any]
-    tiers: tuple[str, ...]
-    help: str
-
-    @property
-    def variable(self) -> str:
-        """The environment variable."""
-        return PREFIX + self.name
-
-    @property
-    def field(self) -> str:
-        """The attribute of the settings object."""
-        return self.name.lower()
 
 
 _CHECKPOINT = "/hf/hub/models--internlm--Intern-Decision-4B/snapshots/0e5e6aa7d6d750e2b1504ba11a8136cb58aeb3cd"
@@ -67,7 +44,13 @@ SETTINGS: tuple[Setting, ...] = (
         (WEB,),
         "a file that holds the token instead (one trailing line break is cut)",
     ),
-    Setting("ENGINE", "intern", parsers.name, (SCORER,), "which engine scores: `intern`, `sparrow`, or `fake` (tests)"),
+    Setting(
+        "ENGINE",
+        "intern",
+        parsers.name,
+        (SCORER,),
+        "which engine scores: `intern`, `labels`, `sparrow`, or `fake` (tests)",
+    ),
     Setting(
         "SYSTEMONE_PROFILE",
         None,
@@ -82,7 +65,13 @@ SETTINGS: tuple[Setting, ...] = (
         (WEB,),
         "1 refuses a `model` on the `/v1` routes that names neither the served model nor a Jev alias",
     ),
-    Setting("CHECKPOINT", _CHECKPOINT, parsers.path, (SCORER,), "snapshot directory of the `intern` engine"),
+    Setting(
+        "CHECKPOINT",
+        _CHECKPOINT,
+        parsers.path,
+        (SCORER,),
+        "snapshot directory of the `intern` engine, or the model's directory of the `labels` engine",
+    ),
     Setting(
         "PINS_FILE",
         None,
@@ -97,7 +86,7 @@ SETTINGS: tuple[Setting, ...] = (
         (SCORER,),
         "1 lets the `intern` engine start on CUDA without flash-linear-attention or causal-conv1d",
     ),
-    Setting("DEVICE", "cuda", parsers.choice("cuda", "cpu"), (SCORER,), "device of the `intern` engine"),
+    Setting("DEVICE", "cuda", parsers.choice("cuda", "cpu"), (SCORER,), "device of the `intern` and `labels` engines"),
     Setting(
         "VRAM_CAP_GIB", None, parsers.number(100_000), (SCORER,), "cap on torch's CUDA memory in GiB; unset is uncapped"
     ),
@@ -201,6 +190,7 @@ SETTINGS: tuple[Setting, ...] = (
         _BOTH,
         "least severe level that is logged",
     ),
+    *LABELS_SETTINGS,
 )
 
 
@@ -209,14 +199,15 @@ def _read(tier: str, environ: Mapping[str, str]) -> dict[str, Any]:
     for setting in SETTINGS:
         if tier not in setting.tiers:
             continue
-        text = environ.get(setting.variable, setting.default)
-        if text is None:
-            values[setting.field] = None
-            continue
         try:
-            values[setting.field] = setting.parse(text)
+            variable, text = aliases.given(setting, environ)
         except ValueError as error:
-            raise SettingsError(f"{setting.variable} {error}") from None
+            raise SettingsError(str(error)) from None
+        text = setting.default if text is None else text
+        try:
+            values[setting.field] = None if text is None else setting.parse(text)
+        except ValueError as error:
+            raise SettingsError(f"{variable} {error}") from None
     return values
 
 
@@ -275,6 +266,15 @@ class ScorerSettings:
     drain_s: float
     log_format: str
     log_level: str
+    labels_model_name: str | None
+    labels_dtype: str
+    labels_adapter: str | None
+    labels_marker: str | None
+    labels_system_prompt_file: Path | None
+    labels_renderer: str
+    labels_max_tokens: int | None
+    labels_cache_mib: int
+    labels_batch_tokens: int
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> ScorerSettings:

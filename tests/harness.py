@@ -27,6 +27,7 @@ from typing import Any
 
 from scorer.broker import Broker
 from scorer.engines.fake import FakeEngine
+from shared.aliases import ALIASES
 from shared.rundir import RunDir
 from shared.settings import PREFIX, ScorerSettings, WebSettings
 from web.app import create_app
@@ -158,7 +159,10 @@ class Pair:
     def __init__(self, start: bool = True, **settings: str) -> None:
         self.dir = short_dir()
         self.port = free_port()
-        self.env = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+        strange = {alias.variable for alias in ALIASES}
+        self.env = {
+            name: value for name, value in os.environ.items() if not name.startswith(PREFIX) and name not in strange
+        }
         self.env |= {
             f"{PREFIX}{name}": value
             for name, value in {

@@ -106,6 +106,7 @@ class BodyReader:
 
     def __init__(self, max_bytes: int, deadline_s: float, max_drains: int = 16) -> None:
         self._drains = threading.BoundedSemaphore(max_drains)
+        self._queued = threading.BoundedSemaphore(max(1, max_drains // 2))
         self._max_bytes = max_bytes
         self._reading = _Cutoffs(deadline_s)
         self._draining = _Cutoffs(_DRAIN_SECONDS)
@@ -144,8 +145,7 @@ class BodyReader:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RD)
             return
-        if not self._drains.acquire(blocking=False):
-            # Callers that announce bodies and never send them must not keep every thread.
+        if not self._permit():
             return
         entry = self._draining.arm(sock)
         stream, left = environ["wsgi.input"], _DRAIN_BYTES
@@ -160,6 +160,22 @@ class BodyReader:
             self._drains.release()
             with contextlib.suppress(OSError):
                 sock.settimeout(None)
+
+    def _permit(self) -> bool:
+        """Whether one more body may be drained now: callers that announce bodies and never send them must not keep
+        every thread.
+
+        A caller goes on as soon as the kernel has its whole body, so on a busy machine one caller alone may be ahead of
+        several drains. These end soon, and so do silent ones; a few threads wait for that.
+        """
+        if self._drains.acquire(blocking=False):
+            return True
+        if not self._queued.acquire(blocking=False):
+            return False
+        try:
+            return self._drains.acquire(timeout=2 * _DRAIN_IDLE_SECONDS)
+        finally:
+            self._queued.release()
 
     def _receive(self, environ: Environ) -> bytes:
         declared = environ.get("CONTENT_LENGTH", "")

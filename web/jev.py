@@ -14,6 +14,10 @@ from shared.jsonio import as_text
 __all__ = ["choice_confidence", "jev_answer", "plain_question", "score_confidence"]
 
 
+#: Diagnostics of the ``labels`` engine (wire/decisions.md S7).
+_DIAGNOSTICS = ("label_mass", "argmax_is_label")
+
+
 def plain_question(question: Mapping[str, Any]) -> dict[str, Any]:
     """A validated Jev question as an engine takes it: every text a string (§10 row 15), a null text empty (row 14), the
     sides of a noul that say nothing left out (row 13). Never the words ``None`` or a Python repr."""
@@ -54,7 +58,8 @@ def jev_answer(question: Mapping[str, Any], native: Mapping[str, Any]) -> dict[s
             legend={str(i): level for i, level in enumerate(levels)},
             probabilities=in_order,
         )
-    out["x_native"] = native
+    # What an engine tells about its own read of the question, whole and, the usual parts, in sight.
+    out.update({f"x_{name}": native[name] for name in _DIAGNOSTICS if name in native}, x_native=native)
     return out
 
 

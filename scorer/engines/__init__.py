@@ -12,6 +12,7 @@ __all__ = ["ENGINES", "create"]
 #: Imported only when chosen: an engine's libraries need not be installed for another one.
 ENGINES = {
     "intern": "scorer.engines.intern:InternEngine",
+    "labels": "scorer.engines.labels:LabelsEngine",
     "sparrow": "scorer.engines.sparrow:SparrowEngine",
     "fake": "scorer.engines.fake:FakeEngine",
 }

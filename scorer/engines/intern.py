@@ -20,20 +20,13 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any, TypeVar
 
-from scorer.engines.base import CallResult, FatalEngineError, OutOfMemory, PreparedCall, Question, StartRefused
-from scorer.engines.intern_checkpoint import (
-    check_device,
-    check_path,
-    choose_pin,
-    go_offline,
-    import_torch,
-    read_source,
-    run,
-)
-from scorer.engines.intern_failures import fresh, shielded
+from scorer.engines.base import CallResult, PreparedCall, Question, StartRefused
+from scorer.engines.intern_checkpoint import check_path, choose_pin, read_source, run
 from scorer.engines.intern_kernels import kernels_in_use, module_of
-from scorer.engines.intern_memory import DeviceMemory
 from scorer.engines.intern_vision import drop_vision
+from scorer.engines.torch_failures import shielded
+from scorer.engines.torch_memory import DeviceMemory
+from scorer.engines.torch_start import check_device, check_placement, go_offline, import_torch, starting
 from shared import jsonio
 from shared.pins import INTERN_DECISION_4B, Pin
 from shared.settings import PREFIX, ScorerSettings
@@ -97,7 +90,7 @@ class InternEngine:
         checkpoint = check_path(settings.checkpoint, pin)
         source = read_source(checkpoint, pin)
         go_offline()
-        torch = self._torch = import_torch()
+        torch = self._torch = import_torch("intern")
         device_name = check_device(torch, settings.device)
         self._memory = DeviceMemory(torch.cuda if settings.device == "cuda" else None, settings.release_slack_mib)
         if settings.vram_cap_gib is not None:
@@ -112,7 +105,7 @@ class InternEngine:
                 str(checkpoint), device=settings.device, dtype=self._dtype, max_length=settings.max_tokens
             ),
         )
-        self._check_placement()
+        check_placement(self._decider.backend.model, settings.device)
         kernels = self._check_kernels()
         answer = self._warm_up()
         self._memory.settle()
@@ -148,7 +141,7 @@ class InternEngine:
     def predict(self, call: PreparedCall) -> CallResult:
         """The file's own ``predict`` on the prepared request; its object is passed on untouched (INV-1).
 
-        Raises as :func:`scorer.engines.intern_failures.fresh` says: always unchained, and with the failed call's memory
+        Raises as :func:`scorer.engines.torch_failures.fresh` says: always unchained, and with the failed call's memory
         given back.
         """
         return CallResult(shielded(lambda: self._predict(call), self._memory, self._torch.OutOfMemoryError))
@@ -188,27 +181,7 @@ class InternEngine:
         return answer
 
     def _starting(self, what: str, work: Callable[[], T]) -> T:
-        """``work()``'s result; a failure becomes StartRefused, or FatalEngineError where it may be the device's."""
-        try:
-            return work()
-        except Exception as error:
-            failure = fresh(error, self._torch.OutOfMemoryError)
-            if isinstance(failure, FatalEngineError):
-                raise failure from None
-            if isinstance(failure, OutOfMemory):
-                cap = self._settings.vram_cap_gib
-                limit = "the card has no room" if cap is None else f"{PREFIX}VRAM_CAP_GIB={cap:g} is too small"
-                raise StartRefused(f"{limit}: out of memory while {what}") from None
-            # No caller has sent anything yet, so the message may be quoted.
-            raise StartRefused(f"{what} failed: {type(error).__name__}: {error}") from None
-
-    def _check_placement(self) -> None:
-        """INV-3: the model sits where the setting says, all of it."""
-        expected = self._settings.device
-        found = {parameter.device.type for parameter in self._decider.backend.model.parameters()}
-        if found != {expected}:
-            places = ", ".join(sorted(found)) or "no device"
-            raise StartRefused(f"{PREFIX}DEVICE={expected}: parts of the model are on {places}")
+        return starting(self._torch, self._settings.vram_cap_gib, what, work)
 
     def _check_kernels(self) -> dict[str, bool]:
         kernels = kernels_in_use(module_of(self._decider.backend.model))

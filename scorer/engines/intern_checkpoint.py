@@ -8,13 +8,11 @@ imported.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
 
 from scorer.engines.base import StartRefused
 from shared.pins import INTERN_DECISION_4B, Pin, PinError, read_pin
@@ -22,29 +20,15 @@ from shared.settings import PREFIX
 
 __all__ = [
     "MODULE_NAME",
-    "OFFLINE",
     "Source",
-    "check_device",
     "check_path",
     "choose_pin",
-    "go_offline",
-    "import_torch",
     "read_source",
     "run",
 ]
 
 #: Under this name the file stands in ``sys.modules``.
 MODULE_NAME = "intern_decision_inference"
-
-#: Read by the libraries when they are imported, so set before (INV-5). The last two keep kernels that nobody pinned out
-#: of the model and progress bars out of the log.
-OFFLINE = {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    "USE_HUB_KERNELS": "NO",
-}
 
 
 @dataclass(frozen=True)
@@ -107,48 +91,6 @@ def read_source(checkpoint: Path, pin: Pin) -> Source:
         raise StartRefused(
             f"{path}: Python {version} cannot parse it (line {getattr(error, 'lineno', None)}){hint}"
         ) from None
-
-
-def go_offline() -> None:
-    """Forbid the Hugging Face libraries the network, for this process (INV-5). To be called before they are imported.
-
-    Raises StartRefused when one of them is already in memory and was imported with the network allowed.
-    """
-    os.environ.update(OFFLINE)
-    constants: Any = sys.modules.get("huggingface_hub.constants")
-    if constants is not None and not constants.HF_HUB_OFFLINE:
-        raise StartRefused("huggingface_hub was imported before HF_HUB_OFFLINE=1 was set: it could use the network")
-
-
-def import_torch() -> Any:
-    """The torch module. Raises StartRefused when it cannot be imported."""
-    try:
-        return importlib.import_module("torch")
-    except (ImportError, OSError) as error:  # OSError: a shared library of CUDA is missing
-        raise StartRefused(
-            f"{PREFIX}ENGINE=intern needs torch: pip install 'intern-decision-serve[intern]' "
-            f"({type(error).__name__}: {error})"
-        ) from None
-
-
-def check_device(torch: Any, device: str) -> str:
-    """The device's name for people, or "cpu". Raises StartRefused unless a CUDA card is there whose ``sm_XY`` this
-    torch was built for (INV-3). ``device`` is the setting, so "cpu" was asked for."""
-    if device == "cpu":
-        return "cpu"
-    if not torch.cuda.is_available():
-        raise StartRefused(
-            f"{PREFIX}DEVICE=cuda: torch {torch.__version__} finds no CUDA device; {PREFIX}DEVICE=cpu uses the CPU"
-        )
-    arch = "sm_{}{}".format(*torch.cuda.get_device_capability(0))
-    built_for = torch.cuda.get_arch_list()
-    name = str(torch.cuda.get_device_name(0))
-    if arch not in built_for:
-        raise StartRefused(
-            f"{PREFIX}DEVICE=cuda: {name} is {arch}, but torch {torch.__version__} is built for "
-            f"{' '.join(built_for) or 'no card'}"
-        )
-    return name
 
 
 def run(source: Source) -> ModuleType:

@@ -26,12 +26,12 @@ from sparrow_decider import NOUL_DEFAULT
 
 from scorer.engines import sparrow_model
 from scorer.engines.base import CallResult, NonFiniteForward, PreparedCall, Question, StartRefused, canonical_hashes
+from scorer.engines.bounded_cache import BoundedCache
 from scorer.engines.questions import Options, answer, check_questions, read_options
 from scorer.engines.sparrow_model import (
     MODEL_NAME,
     MODEL_SHA256,
     PACKAGE_VERSION,
-    BoundedCache,
     Floats,
     Rows,
     SparrowModel,

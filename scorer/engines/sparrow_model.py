@@ -12,11 +12,10 @@ import os
 import re
 import sys
 from array import array
-from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, groupby
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +29,6 @@ __all__ = [
     "MODEL_NAME",
     "MODEL_SHA256",
     "PACKAGE_VERSION",
-    "BoundedCache",
     "Floats",
     "Rows",
     "SparrowModel",
@@ -45,8 +43,6 @@ MODEL_SHA256 = "d1d3ee04cdfa58f325bb7f06b701df92bc29a3debea59743bf14a7a6215ef2e3
 MODEL_PATH = Path(sparrow_decider.__file__).parent / "models" / f"{MODEL_NAME}.sparrow"
 
 Floats = npt.NDArray[np.float32]
-Key = TypeVar("Key", bound=Hashable)
-Value = TypeVar("Value")
 
 #: Blocks of features an option has: o, s*o, q*o, s*q*o, o - mean(o), (s - mean(o))*o; s is the state, q the question.
 _BLOCKS = 6
@@ -60,43 +56,6 @@ _CONTROLS = bytes(code for code in [*range(32), 127] if code not in b"\t\n\r")
 _ASCII_WORDS = re.compile(r"[a-z0-9]+|[^a-z0-9\s]")
 # Not str.split: it would also split at control characters, which the package deletes, joining what is around them.
 _PIECES = re.compile(r"[^ \t\n\r]+")
-
-
-class BoundedCache(Generic[Key, Value]):
-    """A least-recently-used cache of at most ``entries`` entries and ``total`` bytes, as counted by who puts them in.
-
-    An entry of more than ``largest`` bytes is not kept at all. One thread only.
-    """
-
-    def __init__(self, entries: int, total: int, largest: int) -> None:
-        self._entries, self._total, self._largest = entries, total, largest
-        self._items: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
-        self.bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def get(self, key: Key) -> Value | None:
-        """The value, now the most recently used, or None."""
-        item = self._items.get(key)
-        if item is None:
-            return None
-        self._items.move_to_end(key)
-        return item[0]
-
-    def put(self, key: Key, value: Value, size: int) -> None:
-        """Keep ``value``, counted as ``size`` bytes, and let the oldest go until all bounds hold."""
-        if size > self._largest:
-            return
-        self.bytes += size - self._items.pop(key, (None, 0))[1]
-        self._items[key] = (value, size)
-        while len(self._items) > self._entries or self.bytes > self._total:
-            self.bytes -= self._items.popitem(last=False)[1][1]
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._items.clear()
-        self.bytes = 0
 
 
 class Words(dict[str, bytes]):

@@ -289,7 +289,7 @@ ARCHITECTURE: Mapping[int, Entry] = {
     36: _entry(
         "out of memory in a call, 100 times",
         """processes: 100_times_out_of_memory_under_load_leave_nothing_behind;
-        unit/test_intern_failures: an_oom_is_reraised_unchained_and_the_cache_emptied_only_after_the_tensors_are_dead
+        unit/test_torch_failures: an_oom_is_reraised_unchained_and_the_cache_emptied_only_after_the_tensors_are_dead
         a_hundred_ooms_in_a_row_leave_nothing_behind;
         contract/test_engine_failures: a_failure_in_any_call_makes_the_whole_request_fail""",
         "once on a card: tests/gpu",
@@ -300,12 +300,12 @@ ARCHITECTURE: Mapping[int, Entry] = {
         a_canary_that_answers_otherwise_replies_first_and_exits_70
         a_fatal_error_replies_first_and_exits_70_with_every_waiting_caller_told;
         unit/test_recovery: only_the_first_line_of_a_runtime_error_counts_as_out_of_memory;
-        unit/test_intern_failures: a_runtime_error_whose_first_line_says_out_of_memory_becomes_out_of_memory
+        unit/test_torch_failures: a_runtime_error_whose_first_line_says_out_of_memory_becomes_out_of_memory
         a_value_error_keeps_its_message_and_is_released_and_raised_unchained""",
     ),
     38: _entry(
         "the slack of the memory release, to the byte",
-        """unit/test_intern_failures: a_burst_over_baseline_plus_slack_is_released
+        """unit/test_torch_failures: a_burst_over_baseline_plus_slack_is_released
         a_burst_at_baseline_plus_slack_is_left_alone""",
     ),
     39: _entry(
@@ -408,8 +408,11 @@ TROUBLE: Mapping[int, Entry] = {
         "caller text as prompt structure",
         """intern/test_intern_tiny: the_reserved_marker_in_a_state_is_refused
         what_the_file_refuses_is_refused_with_its_own_message;
-        unit/test_intern_failures: a_prompt_with_more_markers_than_fields_is_refused_before_any_forward""",
-        "control tokens reach the model: the pinned file's own limit (README, Engines)",
+        unit/test_torch_failures: a_prompt_with_more_markers_than_fields_is_refused_before_any_forward;
+        labels/test_labels_requirements: c9_a_special_token_in_a_state_is_broken_and_forges_no_turn
+        c9_special_tokens_and_the_marker_in_instructions_descriptions_and_values_are_broken;
+        labels/test_labels_granite: c9_callers_text_neither_switches_an_adapter_nor_moves_the_point""",
+        "control tokens reach the intern engine's model: the pinned file's own limit (README, Engines)",
     ),
     25: _entry(
         "parts left out, null, structured instructions",

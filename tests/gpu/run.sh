@@ -1,5 +1,5 @@
 #!/bin/sh
-# The checks of the intern engine that need a CUDA card, in one go and in under ten minutes:
+# The checks of the intern and labels engines that need a CUDA card, in one go and in under ten minutes:
 #     PYTHON=.venv/bin/python tests/gpu/run.sh
 # What it finds goes to $OUT (default: run/gpu): the report, the tests' results and the times of first calls.
 # Needs the extras [dev,intern,cuda] with a torch built for CUDA, and no network.

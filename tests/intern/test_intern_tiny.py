@@ -14,8 +14,8 @@ import pytest
 from scorer.engines import intern
 from scorer.engines.base import NonFiniteForward, OutOfMemory, StartRefused
 from scorer.engines.intern import InternEngine
-from scorer.engines.intern_failures import ScoringFailed
 from scorer.engines.intern_tiny.build import Built, build
+from scorer.engines.torch_failures import ScoringFailed
 from shared import jsonio
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from scorer.engines import intern_checkpoint
+from scorer.engines import intern_checkpoint, torch_start
 from scorer.engines.intern import InternEngine
 from shared.pins import Pin, dump_pin
 from shared.settings import ScorerSettings
@@ -227,7 +227,7 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTorch]:
     fake = FakeTorch()
     monkeypatch.setitem(sys.modules, "torch", fake)
     monkeypatch.setitem(sys.modules, intern_checkpoint.MODULE_NAME, ModuleType("nothing yet"))
-    for name in intern_checkpoint.OFFLINE:
+    for name in torch_start.OFFLINE:
         monkeypatch.setenv(name, "")
     # As the worker does after load: a full collection, of which every failure has one, walks only what came after.
     gc.collect()

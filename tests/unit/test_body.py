@@ -7,6 +7,7 @@ import gzip
 import io
 import sys
 import threading
+import time
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -490,6 +491,26 @@ def test_only_so_many_connections_are_drained_at_once_and_an_ended_drain_makes_r
         assert inner.reads == 0
     reader.drain(environ(inner, **{"gunicorn.socket": Socket()}))
     assert inner.taken == 10
+
+
+def test_a_drain_waits_a_moment_for_another_one_to_end() -> None:
+    """One caller may be ahead of several drains: it goes on when the kernel has its whole body."""
+    reader = BodyReader(LIMIT, 30.0, max_drains=1)
+    begun = threading.Event()
+
+    class Outer(Stream):
+        def read(self, size: int) -> bytes:
+            begun.set()
+            time.sleep(0.05)  # a drain at work
+            return super().read(size)
+
+    outer, waiting = Outer(b"x" * 10), Stream(b"y" * 10)
+    first = threading.Thread(target=reader.drain, args=(environ(outer, **{"gunicorn.socket": Socket()}),))
+    first.start()
+    assert begun.wait(10)
+    reader.drain(environ(waiting, **{"gunicorn.socket": Socket()}))
+    first.join(10)
+    assert (outer.taken, waiting.taken) == (10, 10)
 
 
 def test_a_connection_that_is_closed_already_costs_no_later_one_its_drain() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from scorer.engines import intern_checkpoint
+from scorer.engines import intern_checkpoint, torch_start
 from scorer.engines.base import FatalEngineError, StartRefused
 from scorer.engines.intern import InternEngine
 from shared.settings import ScorerSettings
@@ -186,7 +186,7 @@ def test_the_offline_variables_are_set_before_torch_is_imported(
         assert name == "torch"
         return torch
 
-    monkeypatch.setattr(intern_checkpoint.importlib, "import_module", import_module)
+    monkeypatch.setattr(torch_start.importlib, "import_module", import_module)
     snapshot.loaded()
     assert seen == {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 

@@ -65,6 +65,9 @@ INTEGERS = {
     "NATIVE_MAX_OPTIONS": 1,
     "WORKERS": 1,
     "THREADS": 1,
+    "LABELS_MAX_TOKENS": 1,
+    "LABELS_CACHE_MIB": 0,
+    "LABELS_BATCH_TOKENS": 1,
 }
 NUMBERS = ("VRAM_CAP_GIB", "REQUEST_BUDGET_S", "BODY_DEADLINE_S", "HANG_S", "LOAD_S", "DRAIN_S")
 FLAGS = ("KEEP_VISION", "STRICT_MODEL", "ALLOW_SLOW_KERNELS")
@@ -74,8 +77,19 @@ CHOICES = {
     "METRICS": {"token", "open", "off"},
     "LOG_FORMAT": {"json", "text"},
     "LOG_LEVEL": {"DEBUG", "INFO", "WARNING", "ERROR"},
+    "LABELS_DTYPE": {"auto", "float32", "bfloat16", "float16"},
 }
-TEXTS = ("CHECKPOINT", "RUN_DIR", "BIND", "PINS_FILE")
+TEXTS = (
+    "CHECKPOINT",
+    "RUN_DIR",
+    "BIND",
+    "PINS_FILE",
+    "LABELS_MODEL_NAME",
+    "LABELS_ADAPTER",
+    "LABELS_MARKER",
+    "LABELS_SYSTEM_PROMPT_FILE",
+    "LABELS_RENDERER",
+)
 
 
 def test_every_setting_is_covered_by_a_table_of_this_file() -> None:
@@ -375,6 +389,12 @@ def test_an_unknown_name_is_told_and_stops_nothing() -> None:
 
 def test_a_known_name_of_the_other_tier_is_not_unknown() -> None:
     assert unknown_names({setting.variable: "" for setting in SETTINGS}) == []
+
+
+@pytest.mark.parametrize("text", ["render", "a.b", ":f", "a:", "a b:f", "a:f()", "a.:f", "../a:f", "a:f:g", "1a:f"])
+def test_a_renderer_is_a_module_and_a_function(text: str) -> None:
+    refused("LABELS_RENDERER", text)
+    assert scorer(LABELS_RENDERER="a.b_1:f").labels_renderer == "a.b_1:f"
 
 
 @given(st.sampled_from(SETTINGS), st.text(max_size=40))

@@ -16,8 +16,9 @@ import sparrow_decider
 
 from scorer.engines import create, sparrow_model
 from scorer.engines.base import CallResult, NonFiniteForward, StartRefused, canonical_hashes
+from scorer.engines.bounded_cache import BoundedCache
 from scorer.engines.sparrow import SparrowEngine
-from scorer.engines.sparrow_model import MODEL_PATH, MODEL_SHA256, BoundedCache, SparrowModel, Words, count
+from scorer.engines.sparrow_model import MODEL_PATH, MODEL_SHA256, SparrowModel, Words, count
 from shared.settings import ScorerSettings
 from shared.wire import Limits, Terms
 

@@ -86,6 +86,8 @@ def _systemone(services: Services, info: EngineInfo) -> dict[str, Any]:
         "chunking": "none",
         "images": "not supported",
         "max_tokens": limits.tokens,
+        "max_request_tokens": limits.request_tokens,
+        "max_long_request_tokens": limits.long_request_tokens,
         "profile": profile,
         "max_options": options,
         "max_levels": levels,

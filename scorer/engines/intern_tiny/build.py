@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scorer.engines.intern_checkpoint import go_offline
+from scorer.engines.torch_start import go_offline
 from shared import jsonio
 from shared.pins import Pin, dump_pin
 from shared.settings import PREFIX

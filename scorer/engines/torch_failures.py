@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from scorer.engines.base import EngineFailure, FatalEngineError, NonFiniteForward, OutOfMemory
-from scorer.engines.intern_memory import DeviceMemory
+from scorer.engines.torch_memory import DeviceMemory
 from scorer.recovery import Afterwards, classify
 from shared import logs, wire
 
@@ -21,7 +21,7 @@ __all__ = ["ScoringFailed", "drop_frames", "fresh", "shielded"]
 
 T = TypeVar("T")
 
-_log = logging.getLogger("scorer.intern")
+_log = logging.getLogger("scorer.torch")
 
 #: ValueErrors that the pinned file raises when the forward itself came out non-finite: not the caller's fault (design
 #: §5).

@@ -55,9 +55,10 @@ class DeviceMemory:
         if self._cuda is not None:
             self._cuda.empty_cache()
 
-    def trim(self) -> None:
-        """Give back what a call left behind, if that is more than the slack above the baseline."""
-        if self._cuda is not None and int(self._cuda.memory_reserved()) > self._baseline + self._slack:
+    def trim(self, kept: int = 0) -> None:
+        """Give back what a call left behind, if that is more than the slack above the baseline and the ``kept`` bytes
+        that are meant to stay."""
+        if self._cuda is not None and int(self._cuda.memory_reserved()) > self._baseline + self._slack + kept:
             self._cuda.empty_cache()
 
     def counters(self) -> dict[str, int]:

@@ -12,7 +12,7 @@ import pytest
 
 from scorer.engines.base import EngineFailure, FatalEngineError, NonFiniteForward, OutOfMemory
 from scorer.engines.intern import InternEngine
-from scorer.engines.intern_failures import ScoringFailed, drop_frames
+from scorer.engines.torch_failures import ScoringFailed, drop_frames
 from tests.unit.intern_fakes import (  # noqa: F401 - the last two are fixtures
     MIB,
     QUESTION,
