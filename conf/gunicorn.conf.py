@@ -44,6 +44,10 @@ except (SettingsError, RunDirError, SlotFileError, OSError) as error:
     logs.tell(f"web: {error}")
     sys.exit(78)
 
+# prometheus-client looks at it when it is imported, here and in each worker, and then counts in files there.
+os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(_run_dir.metrics)
+from web.metric_files import MetricFiles  # noqa: E402
+
 bind = _settings.bind
 # Callers beyond the threads wait here for an early 429 rather than be refused a connection by the kernel, which cuts
 # the number to net.core.somaxconn.
@@ -243,3 +247,30 @@ def pre_request(worker: Any, req: Any) -> None:
     """
     if hasattr(req, "_expected_100_continue"):
         req._expected_100_continue = False
+
+
+_metric_files = MetricFiles(_run_dir.metrics)
+_dead: set[int] = set()
+
+
+def when_ready(server: Any) -> None:
+    """The address is ours and no worker is there yet: begin to count anew."""
+    if _settings.metrics != "off":
+        try:
+            _metric_files.wipe()
+        except OSError as error:
+            server.log.error("No metrics: %s", error.strerror)
+
+
+def child_exit(server: Any, worker: Any) -> None:
+    """Keep what a dead worker counted, in a file that does not grow with every death."""
+    if _settings.metrics == "off":
+        return
+    _dead.add(worker.pid)
+    _dead.difference_update(server.WORKERS)  # a process id that is in use again goes on in its old file
+    try:
+        if _metric_files.absorb(_dead):
+            _dead.clear()
+    except Exception as error:
+        # The disk is full, say: the files stay and are read as they are. Nothing here may end the master.
+        server.log.error("The metrics of dead workers stay apart: %s", type(error).__name__)

@@ -21,6 +21,7 @@ import zmq
 
 from scorer.engines.base import Engine
 from scorer.hang import EXIT_BROKEN, exit_if_hung
+from scorer.jobline import write_line
 from scorer.notify import Notifier
 from scorer.waiting import WaitingJob, WaitingJobs
 from scorer.worker import LOADING, READY, Worker, pack_stamp
@@ -189,7 +190,9 @@ class Broker:
             self._send([*job.envelope, header, payload])
 
     def _refuse(self, envelope: list[zmq.Frame], request: Request, status: str, message: str) -> None:
-        self._reply(envelope, Reply(request.id, self._boot_id, status, message))
+        reply = Reply(request.id, self._boot_id, status, message)
+        self._reply(envelope, reply)
+        write_line(reply, request_id=request.request_id, slot=request.slot)
 
     def _reply(self, envelope: list[zmq.Frame], reply: Reply, payload: bytes = b"") -> None:
         self._send([*envelope, wire.encode_reply(reply), payload])
@@ -216,6 +219,7 @@ class Broker:
             "engine": snapshot.info.to_json() if snapshot.info else None,
             "queue_length": len(self._queue),
             "busy_seconds": round(time.monotonic() - busy_since, 3) if busy_since is not None else 0.0,
+            "busy_total_seconds": round(snapshot.busy_seconds, 3),
             "uptime_seconds": round(time.monotonic() - self._started, 3),
             "memory": snapshot.memory,
             "counters": {

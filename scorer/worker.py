@@ -19,6 +19,7 @@ from typing import Any
 import zmq
 
 from scorer.engines.base import Engine, StartRefused
+from scorer.jobline import write_line
 from scorer.recovery import Afterwards, classify
 from shared import jsonio, logs, wire
 from shared.frames import receive, send
@@ -43,6 +44,7 @@ class Snapshot:
     broken: str | None = None  # why the process must be replaced: exit 70; no further job is taken
     ended: bool = False  # the thread has sent its last reply
     busy_since: float | None = None  # monotonic seconds
+    busy_seconds: float = 0.0  # of all jobs that are over, with what follows each
     memory: dict[str, int] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
 
@@ -125,10 +127,12 @@ class Worker(threading.Thread):
             while self.snapshot.broken is None:
                 stamp, payload = (frame.bytes for frame in receive(socket))
                 self.snapshot.busy_since = time.monotonic()
-                reply, body, afterwards = self._job(stamp, payload)
+                facts: dict[str, Any] = {}
+                reply, body, afterwards = self._job(stamp, payload, facts)
                 if afterwards is Afterwards.EXIT:
                     self.snapshot.broken = "a fatal device error"
                 send(socket, [wire.encode_reply(reply), body])
+                write_line(reply, **facts)
                 if reply.status not in (wire.OK, wire.EXPIRED):
                     # Frames that hold each other in a cycle outlive their exception until the collector has run. What
                     # was there after load is frozen, so this takes about a millisecond.
@@ -136,19 +140,22 @@ class Worker(threading.Thread):
                 self._engine.release()
                 self._after(afterwards)
                 self.snapshot.memory = self._engine.memory()
+                self.snapshot.busy_seconds += time.monotonic() - self.snapshot.busy_since
                 self.snapshot.busy_since = None
 
-    def _job(self, stamp: bytes, payload: bytes) -> tuple[Reply, bytes, Afterwards]:
+    def _job(self, stamp: bytes, payload: bytes, facts: dict[str, Any]) -> tuple[Reply, bytes, Afterwards]:
+        """One job; ``facts`` is filled with what its log line tells beside the reply."""
         started = time.monotonic()
         arrived, deadline, slot, job_id = _STAMP.unpack_from(stamp)
         request_id = stamp[_STAMP.size :].decode("ascii")
+        facts.update(request_id=request_id, slot=slot)
         body = b""
         lease = self._lease(slot, job_id) if started < deadline else None
         if lease is None:
             status, message, afterwards = wire.EXPIRED, "", Afterwards.GO_ON
         else:
             with lease:
-                status, message, afterwards, body = self._score(payload, lease, deadline, request_id)
+                status, message, afterwards, body = self._score(payload, lease, deadline, facts)
         self._count(status)
         reply = Reply(
             job_id.hex(),
@@ -157,6 +164,7 @@ class Worker(threading.Thread):
             message,
             queue_ms=round(1000 * (started - arrived), 3),
             score_ms=round(1000 * (time.monotonic() - started), 3),
+            input_tokens=facts.pop("input_tokens", 0),
         )
         return reply, body, afterwards
 
@@ -169,21 +177,22 @@ class Worker(threading.Thread):
             return None
 
     def _score(
-        self, payload: bytes, lease: WorkLease, deadline: float, request_id: str
+        self, payload: bytes, lease: WorkLease, deadline: float, facts: dict[str, Any]
     ) -> tuple[str, str, Afterwards, bytes]:
         try:
             job = wire.decode_job(payload)
         except wire.WireError as error:
             return wire.BAD_MESSAGE, str(error), Afterwards.GO_ON, b""
+        facts.update(calls=len(job.calls), questions=sum(map(len, job.calls)))
         try:
-            results = self._run_calls(job, lease, deadline)
+            results = self._run_calls(job, lease, deadline, facts)
         except Exception as error:
             verdict = classify(error)
             if verdict.status != wire.INVALID:
                 where = getattr(error, "origin", None) or logs.frames(error)
                 _log.error(
                     "the engine failed",
-                    extra={"fields": {"request_id": request_id, "status": verdict.status, **where}},
+                    extra={"fields": {"request_id": facts["request_id"], "status": verdict.status, **where}},
                 )
             # The frames own the tensors of the failed call; they must be dead before the engine releases memory
             # (INV-4, pytorch#27600).
@@ -197,13 +206,16 @@ class Worker(threading.Thread):
             # A non-finite number, or something that is not JSON: the engine's fault, whatever the exception (INV-1).
             _log.error(
                 "the engine's answer is not finite JSON",
-                extra={"fields": {"request_id": request_id, **logs.frames(error)}},
+                extra={"fields": {"request_id": facts["request_id"], **logs.frames(error)}},
             )
             return wire.FAILED, "the model's answer is not finite", Afterwards.CANARY, b""
 
-    def _run_calls(self, job: Job, lease: WorkLease, deadline: float) -> list[dict[str, Any]] | None:
+    def _run_calls(
+        self, job: Job, lease: WorkLease, deadline: float, facts: dict[str, Any]
+    ) -> list[dict[str, Any]] | None:
         """Every call of the job, back to back; None when its caller gave up meanwhile."""
         prepared = self._engine.prepare(job.state, [job.call_questions(call) for call in job.calls], job.terms)
+        facts["input_tokens"] = sum(call.input_tokens for call in prepared)
         results: list[dict[str, Any]] = []
         for call in prepared:
             if results and (time.monotonic() >= deadline or not lease.wanted()):

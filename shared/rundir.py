@@ -1,4 +1,4 @@
-"""The run directory: where both tiers meet (socket, slot files, lock file)."""
+"""The run directory: where both tiers meet (socket, slot files, lock file, metrics)."""
 
 from __future__ import annotations
 
@@ -61,6 +61,11 @@ class RunDir:
     def slots(self) -> Path:
         """The slot file (see :mod:`shared.slots`)."""
         return self.path / "slots"
+
+    @property
+    def metrics(self) -> Path:
+        """Where the web workers count (see :mod:`web.metric_files`)."""
+        return self.path / "metrics"
 
     @property
     def decision_slots(self) -> Path:

@@ -175,6 +175,13 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("LOAD_S", "600", parsers.number(_DAY_S), (SCORER,), "seconds for loading the engine; then it exits 70"),
     Setting("DRAIN_S", "60", parsers.number(_DAY_S), (SCORER,), "seconds for queued jobs to finish after SIGTERM"),
+    Setting(
+        "METRICS",
+        "token",
+        parsers.choice("token", "open", "off"),
+        (WEB,),
+        "who may read `/metrics`: `token` the bearer's holder, `open` anyone, `off` nobody, and nothing is counted",
+    ),
     Setting("LOG_FORMAT", "json", parsers.choice("json", "text"), _BOTH, "form of the log lines on stderr"),
     Setting(
         "LOG_LEVEL",
@@ -222,6 +229,7 @@ class WebSettings:
     threads: int
     request_budget_s: float
     body_deadline_s: float
+    metrics: str
     log_format: str
     log_level: str
 

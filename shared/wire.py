@@ -6,7 +6,8 @@ added freely, but a change of meaning takes a new :data:`VERSION`.
 
 Request header: ``v, op, id`` and, for ``op: predict``, ``boot_id`` (the scorer start that the plan was made for),
 ``slot``,
-``budget_ms`` and ``request_id``. Reply header: ``v, id, boot_id, status, message, queue_ms, score_ms``.
+``budget_ms`` and ``request_id``. Reply header: ``v, id, boot_id, status, message, queue_ms, score_ms,
+input_tokens``.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ BAD_MESSAGE = "bad_message"
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MAX_SLOT = 2**31 - 1
 _MAX_BUDGET_MS = 10**9
+_MOST_TOKENS = 2**53
 _STATUSES = frozenset({OK, INVALID, OUT_OF_MEMORY, FAILED, UNAVAILABLE, EXPIRED, STALE_BOOT, BAD_MESSAGE})
 
 
@@ -131,7 +133,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """A reply header. ``queue_ms`` is the wait for the inference thread, ``score_ms`` the time on it (milliseconds)."""
+    """A reply header. ``queue_ms`` is the wait for the inference thread, ``score_ms`` the time on it (milliseconds);
+    ``input_tokens`` counts every call of the job in full."""
 
     id: str
     boot_id: str
@@ -139,6 +142,7 @@ class Reply:
     message: str = ""
     queue_ms: float = 0.0
     score_ms: float = 0.0
+    input_tokens: int = 0
 
 
 def encode_request(request: Request) -> bytes:
@@ -195,9 +199,12 @@ def decode_reply(frame: bytes) -> Reply:
         message=_typed(header, "message", str, ""),
         queue_ms=_typed(header, "queue_ms", float, 0.0),
         score_ms=_typed(header, "score_ms", float, 0.0),
+        input_tokens=_typed(header, "input_tokens", int, 0),
     )
     if reply.status not in _STATUSES:
         raise WireError("reply header: unknown status")
+    if not 0 <= reply.input_tokens <= _MOST_TOKENS:
+        raise WireError("reply header: input_tokens is out of range")
     return reply
 
 

@@ -69,7 +69,7 @@ ENGINE_LIBRARIES = {
     "fla",
     "causal_conv1d",
 }
-HTTP_LIBRARIES = {"flask", "werkzeug", "marshmallow", "gunicorn"}
+HTTP_LIBRARIES = {"flask", "werkzeug", "marshmallow", "gunicorn", "prometheus_client"}
 FORBIDDEN = {
     "web": {"scorer", "tests"} | ENGINE_LIBRARIES,
     "scorer": {"web", "tests"} | HTTP_LIBRARIES,

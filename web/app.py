@@ -16,6 +16,8 @@ from web.auth import BearerAuth
 from web.body import BodyReader
 from web.errors import ApiError, kind_of_status, render
 from web.guard import Services
+from web.metric_files import MetricFiles
+from web.metrics import Metrics, is_shared
 from web.observe import Observed, record_of
 from web.scorer_client import ScorerClient
 from web.surfaces import SURFACES
@@ -52,6 +54,7 @@ def create_app(settings: WebSettings, scorer: ScorerClient | None = None, slots:
         decision_slots=SlotTable(run_dir.decision_slots, cap, "MAX_CONCURRENT_DECISIONS") if cap else None,
         body=BodyReader(settings.max_body_bytes, settings.body_deadline_s, max_drains=settings.threads // 2),
         scorer=scorer or ScorerClient(run_dir.endpoint),
+        metrics=None if settings.metrics == "off" else _metrics(run_dir),
     )
     app = Flask("web", static_folder=None)
     # A redirect would be an HTML page, and some clients turn a redirected POST into a GET.
@@ -61,8 +64,21 @@ def create_app(settings: WebSettings, scorer: ScorerClient | None = None, slots:
     for surface in SURFACES:
         surface.register(app, services)
     _register_errors(app, services.body)
-    app.wsgi_app = Observed(app.wsgi_app)  # type: ignore[method-assign]
+    app.wsgi_app = Observed(app.wsgi_app, services.metrics)  # type: ignore[method-assign]
     return app
+
+
+def _metrics(run_dir: RunDir) -> Metrics | None:
+    if not is_shared():
+        return Metrics()
+    files = MetricFiles(run_dir.metrics)
+    try:
+        files.reserve()
+    except OSError as error:
+        # A full disk must not stop the service.
+        _log.error("no metrics in this worker", extra={"fields": {"reason": error.strerror}})
+        return None
+    return Metrics(files)
 
 
 def _register_errors(app: Flask, body: BodyReader) -> None:

@@ -24,6 +24,7 @@ from shared.wire import EngineInfo, Job
 from web.auth import BearerAuth
 from web.body import BodyReader
 from web.errors import ApiError, Invalid, Problem
+from web.metrics import Metrics
 from web.observe import RequestRecord, record_of
 from web.scorer_client import Description, Scored, ScorerClient, StaleBoot
 
@@ -34,7 +35,8 @@ _log = logging.getLogger("web.guard")
 
 @dataclass(frozen=True)
 class Services:
-    """The collaborators of the application, made once by :func:`web.app.create_app`."""
+    """The collaborators of the application, made once by :func:`web.app.create_app`; ``metrics`` is None when they are
+    off."""
 
     settings: WebSettings
     auth: BearerAuth
@@ -42,6 +44,7 @@ class Services:
     decision_slots: SlotTable | None
     body: BodyReader
     scorer: ScorerClient
+    metrics: Metrics | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class Admitted:
             self.record.facts.update(
                 calls=len(job.calls),
                 questions=sum(map(len, job.calls)),
+                input_tokens=scored.reply.input_tokens,
                 queue_ms=scored.reply.queue_ms,
                 score_ms=scored.reply.score_ms,
                 boot_id=description.boot_id,

@@ -1,5 +1,5 @@
-"""Request ids and the access line: a WSGI layer around the application, so that every response has them, errors
-included."""
+"""Request ids, the access line and the counts: a WSGI layer around the application, so that every response has
+them, errors included."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from werkzeug.wsgi import ClosingIterator
+
+from web.metrics import Metrics
 
 __all__ = ["Observed", "RequestRecord", "record_of"]
 
@@ -46,11 +48,12 @@ class Observed:
     as
     ``X-Request-ID`` and, for the Jev SDK, as ``x-typesafe-request-id``."""
 
-    def __init__(self, app: Callable[..., Iterable[bytes]]) -> None:
+    def __init__(self, app: Callable[..., Iterable[bytes]], metrics: Metrics | None = None) -> None:
         self._app = app
+        self._metrics = metrics
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        """Serve one request and write its line."""
+        """Serve one request, write its line and count it."""
         given = environ.get("HTTP_X_REQUEST_ID", "")
         request_id = given if _SAFE_ID.fullmatch(given) else f"req_{os.urandom(16).hex()}"
         record = RequestRecord(request_id, time.monotonic())
@@ -70,12 +73,17 @@ class Observed:
 
         body = self._app(environ, respond)
         record.ms = 1000 * (time.monotonic() - record.started)
-        # Written once the answer is out: the caller does not wait for the log.
-        return ClosingIterator(body, lambda: _write_line(environ, record))
+        # Once the answer is out: the caller does not wait for it.
+        return ClosingIterator(body, lambda: self._tell(environ["REQUEST_METHOD"], record))
+
+    def _tell(self, method: str, record: RequestRecord) -> None:
+        route = record.facts.pop("route", "none")
+        _write_line(method, route, record)
+        if self._metrics is not None:
+            self._metrics.observe(route, record.status, record.ms, record.facts)
 
 
-def _write_line(environ: dict[str, Any], record: RequestRecord) -> None:
-    method = environ["REQUEST_METHOD"]
+def _write_line(method: str, route: str, record: RequestRecord) -> None:
     _log.info(
         "request",
         extra={
@@ -83,7 +91,7 @@ def _write_line(environ: dict[str, Any], record: RequestRecord) -> None:
                 "request_id": record.request_id,
                 # A method is a token of the caller's own choice; one that no route has is not repeated.
                 "method": method if method in _METHODS else "other",
-                "route": record.facts.pop("route", "none"),
+                "route": route,
                 "status": record.status,
                 "ms": round(record.ms, 3),
                 **record.facts,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import statistics
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from typing import Any
 from scorer.engines.sparrow import SparrowEngine
 from shared.settings import PREFIX, ScorerSettings
 from tests.bench.load import Outcome, request_bytes, run
-from tests.harness import ROOT, TOKEN, Pair, free_port, wait_for
+from tests.harness import D1, ROOT, TOKEN, Pair, free_port, pair, wait_for
 from web.jev import plain_question
 
 QUESTIONS = {
@@ -149,6 +150,29 @@ def memory(ours: Pair, requests: int) -> None:
         print(f"  {name:9s} {before[name] / 1024:6.1f} MiB, {_rss_kib(pid) / before[name]:.3f} times")
 
 
+def health(rounds: int) -> None:
+    """Latency of GET /health while nothing runs, while every slot waits for a slow model, and while as many callers
+    more are refused as fast as they ask. The refused ones use all the CPU they get."""
+    request = b"GET /health HTTP/1.1\r\nHost: bench\r\n\r\n"
+    slow = json.dumps({**D1, "state": {"fake": {"sleep_s": 0.2}}}).encode()
+    slots = 32
+    with pair(MAX_QUEUE=str(slots)) as service:
+        print("\n/health, one keep-alive connection")
+        for name, connections in (("idle", 0), ("full queue", slots), ("full queue, storm of 429s", 2 * slots)):
+            # A process of its own: a thread would share this one's interpreter lock.
+            arguments = (service.port, request_bytes("/decide", slow, TOKEN), connections, 3.0 * rounds + 2)
+            load = multiprocessing.get_context("spawn").Process(target=run, args=arguments)
+            if connections:
+                load.start()
+                wait_for(lambda: service.slots_in_use() == slots, 10, "a full queue")
+            seen = run(service.port, request, 1, 3.0 * rounds)
+            if connections:
+                load.join()
+            p50, p99 = seen.percentile(0.5), seen.percentile(0.99)
+            print(f"  {name:26s} p50 {ms(p50)}, p99 {ms(p99)}, {len(seen.latencies)} asked", end="")
+            print(f"; not 200: {_failures(seen)}")
+
+
 def _rss_kib(pid: int) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
@@ -197,6 +221,7 @@ def main() -> None:
         throughput(ours, theirs, options.connections, options.seconds, options.rounds)
         if options.requests:
             memory(ours, options.requests)
+        health(options.rounds)
     finally:
         for server in (ours, theirs, bare):
             server.close()

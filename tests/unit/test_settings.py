@@ -74,6 +74,7 @@ FLAGS = ("KEEP_VISION", "STRICT_MODEL", "ALLOW_SLOW_KERNELS")
 CHOICES = {
     "SYSTEMONE_PROFILE": {"native", "jev"},
     "DEVICE": {"cuda", "cpu"},
+    "METRICS": {"token", "open", "off"},
     "LOG_FORMAT": {"json", "text"},
     "LOG_LEVEL": {"DEBUG", "INFO", "WARNING", "ERROR"},
     "LABELS_DTYPE": {"auto", "float32", "bfloat16", "float16"},

@@ -42,6 +42,8 @@ def header(**fields: Any) -> bytes:
     return json.dumps({"v": 1, "op": "predict", "id": "x", "status": "ok", **fields}).encode()
 
 
+HUGE = int("9" * 400)
+
 # -- headers ---
 
 
@@ -68,6 +70,7 @@ def test_headers_have_the_documented_names_and_the_version() -> None:
         "message",
         "queue_ms",
         "score_ms",
+        "input_tokens",
     ]
     assert jsonio.loads(wire.encode_request(REQUEST))["v"] == wire.VERSION == 1
 
@@ -130,6 +133,9 @@ def test_a_request_header_field_of_another_type_is_refused(fields: dict[str, Any
         {"queue_ms": "1"},
         {"score_ms": True},
         {"boot_id": 0},
+        {"input_tokens": 1.0},
+        {"input_tokens": -1},
+        {"input_tokens": HUGE},
     ],
 )
 def test_a_reply_header_field_of_another_type_is_refused(fields: dict[str, Any]) -> None:
@@ -152,9 +158,6 @@ def test_a_header_over_its_limit_is_refused_before_it_is_parsed() -> None:
             decode(header(pad="p" * (padding + 1)))
     with pytest.raises(WireError, match="4096"):
         wire.decode_request(b"[" * 5000)
-
-
-HUGE = int("9" * 400)
 
 
 @pytest.mark.parametrize("fields", [{"budget_ms": HUGE}, {"slot": 1 << 31}, {"slot": -(1 << 31) - 1}, {"slot": HUGE}])

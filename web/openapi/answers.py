@@ -204,5 +204,6 @@ ANSWERS: Json = {
         counters=OBJECT,
         boot_id=STRING,
     ),
+    "Metrics": STRING,
     "OpenAPI": _record(openapi=STRING, info=OBJECT, security={"type": "array"}, paths=OBJECT, components=OBJECT),
 }

@@ -94,5 +94,14 @@ OPERATIONS = (
         ("internal_error", "scorer_unavailable"),
         public=True,
     ),
+    Operation(
+        "GET",
+        "/metrics",
+        "metrics",
+        "Prometheus text; the server may be set to serve it open or not at all",
+        ("Metrics",),
+        ("unauthorized", "internal_error"),
+        media="text/plain; version=0.0.4; charset=utf-8",
+    ),
     Operation("GET", "/openapi.json", "openapi", "This document", ("OpenAPI",), ("internal_error",), public=True),
 )

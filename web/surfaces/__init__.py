@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from web.surfaces import decisions, health, models, openapi, ready, semif, systemone
+from web.surfaces import decisions, health, metrics, models, openapi, ready, semif, systemone
 
 __all__ = ["SURFACES"]
 
-SURFACES = (health, models, openapi, ready, semif, systemone, decisions)
+SURFACES = (health, metrics, models, openapi, ready, semif, systemone, decisions)
