@@ -30,6 +30,10 @@ TROUBLE_CODES = {
     "503 scorer_unavailable",
     "503 out_of_memory",
     "504 deadline_exceeded",
+    # The same three on /v1/decisions.
+    "429 rate_limit_exceeded",
+    "503 overloaded",
+    "504 timeout",
 }
 
 
@@ -97,6 +101,27 @@ def _systemone() -> Asked:
     return _post("/v1/systemone", {"model": "jev-latest", "state": f"state of {name}", "questions": questions}, own)
 
 
+def _decisions() -> Asked:
+    name = f"openai-{next(_serial)}"
+    questions: list[dict[str, Any]] = [
+        {"type": "choice", "instructions": "Which?", "choices": [{"value": f"{name}-a"}, {"value": f"{name}-b"}]},
+        {"type": "predicate", "instructions": "Is it?"},
+        {"type": "score", "instructions": "How much?", "levels": [{"label": f"{name}-low"}, {"label": f"{name}-high"}]},
+    ]
+    for number, question in enumerate(questions):
+        question["name"] = f"{name}-{number}"
+
+    def own(answer: Any) -> bool:
+        choice, _, score = found = answer["answers"]
+        return (
+            [one["name"] for one in found] == [one["name"] for one in questions]
+            and [one["value"] for one in choice["probabilities"]] == [f"{name}-a", f"{name}-b"]
+            and [one["label"] for one in score["probabilities"]] == [f"{name}-low", f"{name}-high"]
+        )
+
+    return _post("/v1/decisions", {"model": "m", "input": f"state of {name}", "questions": questions}, own)
+
+
 @dataclass(frozen=True)
 class Surface:
     """``weight`` is how often it is asked, relative to the others. A 200's body must be JSON unless ``text``."""
@@ -112,7 +137,11 @@ SURFACES = (
     Surface("/decide, large", 2, _large),
     Surface("/decide/shared", 15, _shared),
     Surface("/v1/systemone", 20, _systemone),
+    Surface("/v1/decisions", 15, _decisions),
     Surface("/health", 8, lambda: Asked("GET", "/health", headers={})),
+    Surface("/ready", 4, lambda: Asked("GET", "/ready", headers={})),
+    Surface("/metrics", 2, lambda: Asked("GET", "/metrics"), text=True),
+    Surface("/openapi.json", 1, lambda: Asked("GET", "/openapi.json", headers={})),
     Surface("/v1/models", 4, lambda: Asked("GET", "/v1/models")),
     Surface("bad JSON", 3, lambda: _post("/decide", b'{"id": 1,', expected=422)),
     Surface("too few options", 3, lambda: _post("/decide", decision("x", ["only"], state="s"), expected=422)),
@@ -141,7 +170,7 @@ class Ledger:
             if status == 200 == asked.expected:
                 try:
                     own = asked.own(body)
-                except (KeyError, TypeError, AttributeError):
+                except (KeyError, TypeError, AttributeError, ValueError):
                     own = False
                 if not own:
                     self.wrong.append((surface.name, asked.body[:300], body))

@@ -20,6 +20,7 @@ STRING: Json = {"type": "string"}
 STRING_OR_NULL: Json = {"type": ["string", "null"]}
 NUMBER: Json = {"type": "number"}
 COUNT: Json = {"type": "integer", "minimum": 0}
+_COUNT_OR_NULL: Json = {"type": ["integer", "null"]}
 SECONDS: Json = {"type": "number", "minimum": 0}
 SHARE: Json = {"type": "number", "minimum": 0, "maximum": 1}
 OBJECT: Json = {"type": "object"}
@@ -185,13 +186,22 @@ ANSWERS: Json = {
             chunking=STRING,
             images=STRING,
             max_tokens=COUNT,
+            max_request_tokens=_COUNT_OR_NULL,
+            max_long_request_tokens=_COUNT_OR_NULL,
             profile={"enum": ["jev", "native"]},
             max_options=COUNT,
             max_levels=COUNT,
         ),
-        decisions=_record(max_questions=COUNT, max_options=COUNT, max_levels=COUNT, images=STRING, max_tokens=COUNT),
+        decisions=_record(
+            max_questions=COUNT,
+            max_options=COUNT,
+            max_levels=COUNT,
+            images=STRING,
+            max_tokens=COUNT,
+            max_request_tokens=_COUNT_OR_NULL,
+        ),
         max_concurrent_decisions=COUNT,
-        decisions_in_progress={"type": ["integer", "null"]},
+        decisions_in_progress=_COUNT_OR_NULL,
         engine=STRING,
         served_model=STRING,
         device=STRING,

@@ -51,6 +51,7 @@ def register(app: Flask, services: Services) -> None:
                     "max_levels": min(info.limits.levels, MOST_LEVELS),
                     "images": "not supported",
                     "max_tokens": info.limits.tokens,
+                    "max_request_tokens": info.limits.request_tokens,
                 },
                 "engine": info.engine,
                 "served_model": info.served_model,
