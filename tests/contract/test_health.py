@@ -61,6 +61,7 @@ def test_health_lists_decisions_with_its_limits_and_the_cap_in_force(service: Lo
         "max_levels": 10,
         "images": "not supported",
         "max_tokens": 8192,
+        "max_request_tokens": None,
     }
     assert (found["max_concurrent_decisions"], found["decisions_in_progress"]) == (0, None)
     with hooked(MAX_CONCURRENT_DECISIONS="3") as capped:

@@ -20,9 +20,10 @@ STRING: Json = {"type": "string"}
 STRING_OR_NULL: Json = {"type": ["string", "null"]}
 NUMBER: Json = {"type": "number"}
 COUNT: Json = {"type": "integer", "minimum": 0}
-_COUNT_OR_NULL: Json = {"type": ["integer", "null"]}
+COUNT_OR_NULL: Json = {"type": ["integer", "null"]}
 SECONDS: Json = {"type": "number", "minimum": 0}
 SHARE: Json = {"type": "number", "minimum": 0, "maximum": 1}
+BOOLEAN: Json = {"type": "boolean"}
 OBJECT: Json = {"type": "object"}
 OBJECT_OR_NULL: Json = {"type": ["object", "null"]}
 SHARES: Json = {"type": "object", "additionalProperties": SHARE}
@@ -35,6 +36,11 @@ def _list(item: Json) -> Json:
 def _record(**fields: Json) -> Json:
     """An object that has all of these."""
     return {"type": "object", "required": list(fields), "properties": fields}
+
+
+def _diagnosed(record: Json) -> Json:
+    """One that the ``labels`` engine adds its diagnostics to (web/jev.py)."""
+    return {**record, "properties": {**record["properties"], "x_label_mass": SHARE, "x_argmax_is_label": BOOLEAN}}
 
 
 def _ref(name: str) -> Json:
@@ -82,17 +88,25 @@ ANSWERS: Json = {
     "NativeScore": _record(
         type={"const": "score"}, score=NUMBER, confidence=SHARE, probabilities=SHARES, legend=OBJECT
     ),
-    "JevChoice": _record(
-        type={"const": "choice"}, choice=STRING, confidence=SHARE, probabilities=SHARES, x_native=_ref("NativeChoice")
+    "JevChoice": _diagnosed(
+        _record(
+            type={"const": "choice"},
+            choice=STRING,
+            confidence=SHARE,
+            probabilities=SHARES,
+            x_native=_ref("NativeChoice"),
+        )
     ),
-    "JevNoul": _record(type={"const": "noul"}, noul=SHARE, x_native=_ref("NativeNoul")),
-    "JevScore": _record(
-        type={"const": "score"},
-        score=NUMBER,
-        confidence=SHARE,
-        probabilities=SHARES,
-        legend=OBJECT,
-        x_native=_ref("NativeScore"),
+    "JevNoul": _diagnosed(_record(type={"const": "noul"}, noul=SHARE, x_native=_ref("NativeNoul"))),
+    "JevScore": _diagnosed(
+        _record(
+            type={"const": "score"},
+            score=NUMBER,
+            confidence=SHARE,
+            probabilities=SHARES,
+            legend=OBJECT,
+            x_native=_ref("NativeScore"),
+        )
     ),
     "Result": _record(**_RESULT),
     "DecideResult": _record(**_RESULT, total_seconds=SECONDS, forward_seconds=SECONDS),
@@ -186,8 +200,8 @@ ANSWERS: Json = {
             chunking=STRING,
             images=STRING,
             max_tokens=COUNT,
-            max_request_tokens=_COUNT_OR_NULL,
-            max_long_request_tokens=_COUNT_OR_NULL,
+            max_request_tokens=COUNT_OR_NULL,
+            max_long_request_tokens=COUNT_OR_NULL,
             profile={"enum": ["jev", "native"]},
             max_options=COUNT,
             max_levels=COUNT,
@@ -198,10 +212,10 @@ ANSWERS: Json = {
             max_levels=COUNT,
             images=STRING,
             max_tokens=COUNT,
-            max_request_tokens=_COUNT_OR_NULL,
+            max_request_tokens=COUNT_OR_NULL,
         ),
         max_concurrent_decisions=COUNT,
-        decisions_in_progress=_COUNT_OR_NULL,
+        decisions_in_progress=COUNT_OR_NULL,
         engine=STRING,
         served_model=STRING,
         device=STRING,
