@@ -10,6 +10,7 @@ same document for readers (``make openapi`` writes it, a test compares).
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 from shared import jsonio
@@ -55,7 +56,7 @@ def document() -> dict[str, Any]:
         "paths": paths,
         "components": {
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
-            "schemas": {**_requests(), **ANSWERS},
+            "schemas": {**_requests(), **deepcopy(ANSWERS)},
             "responses": dict(sorted(responses.items())),
             "headers": {
                 name: {"required": True, "schema": {"type": "integer" if name in _NUMBERS else "string"}}
