@@ -1,6 +1,6 @@
 """granite-switch-decision's requirements on the decision routes, by their numbers in wire/decisions.md §8.
 
-One test a number. A number that speaks of the model, its prompt or vLLM is not this tier's: :data:`ELSEWHERE` says why.
+One test a number; those of the ``labels`` engine's own are in the files that :data:`ELSEWHERE` names.
 """
 
 from __future__ import annotations
@@ -30,23 +30,18 @@ from tests.contract.openai_shape import (
     text,
     user,
 )
-from tests.harness import BEARER, S1, TOKEN, Local, RecordingEngine, wait_for
+from tests.harness import BEARER, ROOT, S1, TOKEN, Local, RecordingEngine, wait_for
 
 SYSTEMONE = "/v1/systemone"
 LONG_CONTEXT = "TypeSafe-Danger-Zone-Long-Context"
 
-ENGINES = "how an engine renders and reads: the engine that reads option labels has these tests"
+LABELS = "tests/labels/test_labels_requirements.py"
+#: How a prompt is laid out and read is the engine's: these files have the tests of these numbers.
 ELSEWHERE = {
-    "C3": ENGINES,
-    "C4": ENGINES,
-    "C5": ENGINES,
-    "C6": ENGINES,
-    "C8": ENGINES,
-    "C15": ENGINES + "; here C16 shows that a call's tokens are counted as the engine counts them",
-    "C21": "a property of vLLM's batching; the engines here answer the same request with the same numbers",
-    "C22": ENGINES + "; what an engine shared is D12",
-    "C30": "checks of a checkpoint at the scorer's start; the web tier has no adapter or marker",
-    "D1": "tests/conformance/test_openai_sdk.py: the official clients, with base_url changed only",
+    **dict.fromkeys(["C3", "C4", "C5", "C6", "C8", "C15", "C21", "C22"], LABELS),
+    "C30": "tests/labels/test_labels_granite.py",
+    # The official clients, with nothing but base_url changed.
+    "D1": "tests/conformance/test_openai_sdk.py",
 }
 NUMBERS = [f"C{i}" for i in range(1, 32)] + [f"D{i}" for i in range(1, 13)] + [f"S{i}" for i in range(1, 10)]
 
@@ -58,9 +53,11 @@ class _Caching(RecordingEngine):
         return replace(super().predict(call), cached_tokens=5)
 
 
-def test_every_number_has_its_test_or_a_reason() -> None:
+def test_every_number_has_its_test() -> None:
     here = [match[1].upper() for name in vars(sys.modules[__name__]) if (match := re.match(r"test_([cds]\d+)_", name))]
     assert sorted(here + list(ELSEWHERE)) == sorted(NUMBERS)
+    for number, file in ELSEWHERE.items():
+        assert number == "D1" or f"\ndef test_{number.lower()}_" in (ROOT / file).read_text(), number
 
 
 # -- both routes -------------------------------------------------------------------------------------------------
