@@ -9,7 +9,7 @@ __all__ = ["bound_allocator"]
 #: glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 #: With glibc's 128 KiB for both, reading a large body was two to three times as slow: memory came and went each time.
-_LARGE, _TRIM = 256 << 10, 4 << 20
+_LARGE, _TRIM = 256 << 10, 1 << 20
 _ARENAS = 2
 
 
