@@ -236,7 +236,9 @@ logger_class = ProjectLogger
 
 def post_worker_init(worker: Any) -> None:
     """Let /ready know when this worker shuts down: it still answers on kept-alive connections then."""
-    worker.wsgi.extensions["decision.stopping"] = lambda: not worker.alive
+    from web.surfaces.ready import STOPPING  # the application is loaded: nothing is imported before the fork
+
+    worker.wsgi.extensions[STOPPING] = lambda: not worker.alive
 
 
 def pre_request(worker: Any, req: Any) -> None:

@@ -53,9 +53,11 @@ class Notifier:
 
     def report(self, state: str, status: str) -> None:
         """The process is alive and ``loading``, ``ready`` or ``draining``; ``status`` is for ``systemctl status``."""
+        if self._address is None:
+            return
         now = time.monotonic()
         entered = state != self._state
-        if self._address is None or not (entered or now >= self._due):
+        if not (entered or now >= self._due):
             return
         lines = [
             *(_ENTERED[state] if entered else ()),

@@ -210,7 +210,7 @@ class ScorerClient:
         try:
             send(connection.socket, [wire.encode_request(request), payload])
             reply, body = self._await(connection, request.id, deadline, caller)
-        except BaseException as error:
+        except BaseException as error:  # only a connection whose exchange ended cleanly is kept
             connection.close()
             if isinstance(error, zmq.ZMQError):
                 _log.error("the connection failed", extra={"fields": {"reason": str(error)}})

@@ -84,7 +84,7 @@ def starting(torch: Any, cap_gib: float | None, what: str, work: Callable[[], T]
         return work()
     except StartRefused:
         raise
-    except Exception as error:
+    except Exception as error:  # whatever the libraries raise while they load a model
         failure = fresh(error, torch.OutOfMemoryError)
         if isinstance(failure, FatalEngineError):
             raise failure from None

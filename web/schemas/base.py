@@ -3,10 +3,10 @@ ours. Every field also writes its rule as JSON Schema, beside the code that chec
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
-from marshmallow import EXCLUDE, Schema, ValidationError, fields
+from marshmallow import EXCLUDE, Schema, ValidationError, fields, missing
 
 from web.errors import Invalid, Problem
 from web.schemas.described import describe, text_schema
@@ -19,6 +19,7 @@ __all__ = [
     "Text",
     "cache_salt",
     "load",
+    "load_fields",
     "required",
 ]
 
@@ -156,6 +157,24 @@ def load_each(schema: Schema, items: Iterator[tuple[int, Any]] | enumerate[Any])
     if errors:
         raise ValidationError(errors)
     return loaded
+
+
+def load_fields(
+    members: Iterable[tuple[str, fields.Field[Any]]], value: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Load the named members of an object without a schema around them, which costs more than all of its fields: what
+    was there, and the errors by name."""
+    loaded: dict[str, Any] = {}
+    errors: dict[str, Any] = {}
+    for name, field in members:
+        try:
+            found = field.deserialize(value.get(name, missing), name, value)
+        except ValidationError as error:
+            errors[name] = error.messages
+        else:
+            if found is not missing:
+                loaded[name] = found
+    return loaded, errors
 
 
 def load(schema: Schema, body: Any) -> dict[str, Any]:

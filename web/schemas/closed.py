@@ -8,7 +8,7 @@ from typing import Any
 
 from marshmallow import ValidationError, fields, missing
 
-from web.schemas.base import LIST, MISSING, OBJECT, Rule, String, check_size
+from web.schemas.base import LIST, MISSING, OBJECT, Rule, String, check_size, load_fields
 from web.schemas.described import describe
 
 __all__ = ["STRING_OR_LIST", "UNKNOWN", "Ignored", "Items", "Object", "Only", "StringOr", "Tagged"]
@@ -28,18 +28,10 @@ class Object(fields.Field[dict[str, Any]]):
     def _deserialize(self, value: Any, attr: str | None, data: Any, **kwargs: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise ValidationError(OBJECT)
-        loaded: dict[str, Any] = {}
-        errors: dict[str, Any] = {name: [UNKNOWN] for name in value if name not in self.members}
-        for name, field in self.members.items():
-            try:
-                found = field.deserialize(value.get(name, missing), name, value)
-            except ValidationError as error:
-                errors[name] = error.messages
-            else:
-                if found is not missing:
-                    loaded[name] = found
-        if errors:
-            raise ValidationError(errors)
+        loaded, errors = load_fields(self.members.items(), value)
+        unknown = {name: [UNKNOWN] for name in value if name not in self.members}
+        if unknown or errors:
+            raise ValidationError({**unknown, **errors})
         return loaded
 
     def json_schema(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from marshmallow import Schema, ValidationError, fields, missing
+from marshmallow import Schema, ValidationError, fields
 
 from shared import jsonio
 from shared.wire import Limits
@@ -23,6 +23,7 @@ from web.schemas.base import (
     Text,
     cache_salt,
     check_size,
+    load_fields,
     required,
 )
 from web.schemas.described import ANY_TEXT, SIDES, describe, question_schema, text_schema
@@ -225,20 +226,12 @@ class _JevQuestions(_Questions):
         }
 
     def _question(self, question: Any) -> dict[str, Any]:
-        # The fields without a schema around them: a schema costs more a question than all of its fields.
         kind = self._type(question)
-        loaded: dict[str, Any] = {"type": kind}
-        errors: dict[str, Any] = {}
-        for name, field in (("instructions", self._instructions), ("criteria", self._criteria[kind])):
-            try:
-                value = field.deserialize(question.get(name, missing), name, question)
-            except ValidationError as error:
-                errors[name] = error.messages
-            else:
-                if value is not missing:
-                    loaded[name] = value
+        members = (("instructions", self._instructions), ("criteria", self._criteria[kind]))
+        loaded, errors = load_fields(members, question)
         if errors:
             raise ValidationError(errors)
+        loaded = {"type": kind, **loaded}
         if kind == "noul":
             _check_noul(loaded)
         return loaded
