@@ -2,8 +2,8 @@
 
 It takes no download and no GPU. The package silently cuts every text (state, instructions, an option) at 512 tokens and
 reads the state anew for each question; here every text is read whole, up to MAX_TOKENS a call, the state once for all
-questions, and the vectors of instructions and options are kept between requests. Up to 512 tokens the answers are the
-package's own. What can be asked differs in three points:
+questions, and what instructions and options alone decide is kept between requests. Up to 512 tokens the answers are the
+package's own to 1e-6. What can be asked differs in three points:
 
     noul          its labels are ``no`` and ``yes``, though the texts the model reads begin "false" and "true" as in the
                   package; a side that is absent or null takes the package's default description (there, null is "")

