@@ -54,6 +54,7 @@ class _Client:
     def __init__(self) -> None:
         self.socket: socket.socket | None = None
         self.unsent = b""
+        self.waits_to_send = False
         self.received = b""
         self.began = 0.0
 
@@ -79,8 +80,8 @@ class _Run:
             client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             client.socket.connect_ex(("127.0.0.1", self.port))
             self.selector.register(client.socket, selectors.EVENT_WRITE, client)
+            client.waits_to_send = True
         else:
-            self.selector.modify(client.socket, selectors.EVENT_WRITE, client)
             self.send(client)
 
     def step(self, client: _Client, events: int) -> bool:
@@ -92,11 +93,13 @@ class _Run:
         try:
             client.unsent = client.unsent[client.socket.send(client.unsent) :]
         except BlockingIOError:
-            return False
+            pass
         except OSError:
             return self.lose(client)
-        if not client.unsent:
-            self.selector.modify(client.socket, selectors.EVENT_READ, client)
+        if bool(client.unsent) != client.waits_to_send:
+            client.waits_to_send = not client.waits_to_send
+            events = selectors.EVENT_WRITE if client.waits_to_send else selectors.EVENT_READ
+            self.selector.modify(client.socket, events, client)
         return False
 
     def receive(self, client: _Client) -> bool:
