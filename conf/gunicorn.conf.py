@@ -17,6 +17,7 @@ from typing import Any
 
 from gunicorn import util
 from gunicorn.glogging import Logger
+from gunicorn.http import wsgi
 from gunicorn.workers.gthread import ThreadWorker
 
 # A config file may be named from anywhere; `web`, `scorer` and `shared` are beside its folder.
@@ -202,6 +203,26 @@ class _Page:
 worker_class = Worker
 
 
+class _Response(wsgi.Response):
+    """Gunicorn's, but head and body leave together: a caller on a kept-alive connection wakes up once for an answer,
+    not twice."""
+
+    def write(self, arg: bytes) -> None:
+        if self.headers_sent:
+            super().write(arg)
+            return
+        page = _Page()
+        sock, self.sock = self.sock, page
+        try:
+            super().write(arg)
+        finally:
+            self.sock = sock
+        util.write(sock, page.data)
+
+
+wsgi.Response = _Response
+
+
 class ProjectLogger(Logger):
     """Gunicorn's own messages, in the form of every other log line and without what it quotes from a request."""
 
@@ -239,6 +260,8 @@ def post_worker_init(worker: Any) -> None:
     from web.surfaces.ready import STOPPING  # the application is loaded: nothing is imported before the fork
 
     worker.wsgi.extensions[STOPPING] = lambda: not worker.alive
+    # Gunicorn looks its settings up through __getattr__, twenty times a request.
+    vars(worker.cfg).update({name: setting.get() for name, setting in worker.cfg.settings.items()})
 
 
 def pre_request(worker: Any, req: Any) -> None:

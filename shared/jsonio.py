@@ -198,5 +198,6 @@ def _has_lone_surrogate(text: str) -> bool:
 # Made once: json.loads and json.dumps would make a new one for every call with arguments such as these.
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite_float, object_pairs_hook=_unique_names)
 _OUR_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
-_ASCII_ENCODER = json.JSONEncoder(allow_nan=False)
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+# Nothing here can hold itself, and looking for it took an eighth of the time; it would end as too deep.
+_ASCII_ENCODER = json.JSONEncoder(allow_nan=False, check_circular=False)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":"))

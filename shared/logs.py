@@ -69,9 +69,14 @@ class _TextFormatter(logging.Formatter):
         if record.exc_info and record.exc_info[1]:
             fields.update(frames(record.exc_info[1]))
         # Written as JSON strings, neither a value nor the message can forge a second line.
-        tail = "".join(f" {name}={jsonio.dumps_ascii(value)}" for name, value in fields.items())
+        tail = "".join(f" {name}={_shown(value)}" for name, value in fields.items())
         message = jsonio.dumps_ascii(record.getMessage())[1:-1]
         return f"{_timestamp(record)} {record.levelname.lower()} {record.name}: {message}{tail}"
+
+
+def _shown(value: Any) -> str:
+    # Most are numbers, and a JSON encoder takes ten times as long for one.
+    return repr(value) if type(value) in (int, float) else jsonio.dumps_ascii(value)
 
 
 def _timestamp(record: logging.LogRecord) -> str:

@@ -36,8 +36,8 @@ Call = Mapping[str, Any]
 def check_call(call: Call, questions: Mapping[str, Mapping[str, Any]]) -> None:
     """Check one call's answer object against its questions (field to question as asked). Raises BrokenAnswer."""
     answer = call.get("answer")
-    answers = answer.get("answers") if isinstance(answer, Mapping) else None
-    if not isinstance(answers, Mapping) or set(answers) != set(questions):
+    answers = answer.get("answers") if isinstance(answer, (dict, Mapping)) else None
+    if not isinstance(answers, (dict, Mapping)) or answers.keys() != questions.keys():
         raise BrokenAnswer("the engine did not answer exactly the questions asked")
     for name, question in questions.items():
         check_answer(answers[name], question["type"], labels_of(question))

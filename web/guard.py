@@ -49,9 +49,10 @@ class Services:
 
 @dataclass(frozen=True)
 class Admitted:
-    """One admitted POST: its parsed body and what it takes to have something scored."""
+    """One admitted POST: its WSGI environment, its parsed body and what it takes to have something scored."""
 
     services: Services
+    environ: dict[str, Any]
     body: Any
     record: RequestRecord
     _slot: Slot
@@ -85,7 +86,7 @@ class Admitted:
                     boot_id=description.boot_id,
                     deadline=self.record.started + self.services.settings.request_budget_s,
                     request_id=self.record.request_id,
-                    caller=request.environ.get("gunicorn.socket"),
+                    caller=self.environ.get("gunicorn.socket"),
                 )
             except StaleBoot:
                 if last_try:
@@ -139,7 +140,7 @@ def post_route(
             record.facts["slot"] = slot.index
             raw = services.body.read(environ, json_only)
             record.facts["bytes"] = len(raw)
-            return json_response(handle(Admitted(services, _parse(raw), record, slot, job_id)))
+            return json_response(handle(Admitted(services, environ, _parse(raw), record, slot, job_id)))
 
     view.__name__ = "post" + path.replace("/", "_")
     app.add_url_rule(path, view_func=view, methods=["POST"], provide_automatic_options=False)

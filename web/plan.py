@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Any
+from typing import Any, NamedTuple
 
 from shared.wire import NO_TERMS, CallItem, Job, Terms
 
@@ -29,8 +29,7 @@ MAX_ALL_OPTIONS = 4
 Order = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(NamedTuple):
     """Where one ordering of one decision was asked: the call's index in the request, the field name in it, the number
     of questions it holds, and the order of the options (positions in the caller's order)."""
 

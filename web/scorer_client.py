@@ -2,14 +2,14 @@
 
 A socket is kept for reuse only after a clean, matching reply; after anything else it is closed, so a late answer can
 never reach another request (architecture.md §1.3). Keeping pays: on two cores a round trip over a new socket and its
-monitor took 0.43 ms, over a kept one 0.10 ms, and this process 0.19 ms of CPU against 0.03 ms. While it waits, the
-client watches three things: the reply; the socket's own monitor, which tells of a dead scorer within a millisecond
-where REQ alone would wait for ever; and the HTTP caller's connection, since nobody should score for a caller that has
-left.
+monitor took 0.43 ms, over a kept one 0.10 ms. While it waits, the client watches three things: the reply; the socket's
+own monitor, which tells of a dead scorer within a millisecond where REQ alone would wait for ever; and the HTTP
+caller's connection, since nobody should score for a caller that has left.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -34,8 +34,8 @@ __all__ = ["Description", "Scored", "ScorerClient", "StaleBoot", "engine_of"]
 
 _CONNECT_S = 0.5
 _MOST_SOCKETS = 8192
-#: A frozen scorer keeps its connections but answers no heartbeat (libzmq's own I/O threads exchange them, so a long
-#: call does not matter): after about this long a kept connection counts as lost.
+#: A frozen scorer answers no heartbeat (libzmq's I/O threads exchange them, so a long call does not matter): after
+#: about this long a kept connection counts as lost.
 _HEARTBEAT_S, _SILENCE_S = 1, 4
 _STATUS_S = 0.5
 #: The number that a monitor's message begins with.
@@ -77,13 +77,16 @@ class StaleBoot(Exception):
 
 
 class _Connection:
-    """A REQ socket, the monitor of its connection, and a poller over both. Connects on construction, and raises
-    ApiError ``scorer_unavailable`` when nobody answers at the other end in time.
+    """A REQ socket, the monitor of its connection, and ``wakeups``, a poll over the descriptors of both. Connects on
+    construction, and raises ApiError ``scorer_unavailable`` when nobody answers at the other end in time.
 
-    ZMQ_IMMEDIATE, the usual way not to send to an absent scorer, is not used: with it libzmq drops what has arrived but
-    was not yet read when the connection ends, so a thread that woke up late lost the last answer of a scorer that exits
-    (50 of 50 here, none without it). The monitor tells instead when the two have shaken hands. A job that is sent just
-    as its scorer dies may reach the next one, which refuses it by its boot id.
+    A descriptor tells only of what comes after its socket had nothing to give (zmq_getsockopt(3), ZMQ_FD). So each is
+    asked before anybody waits, the monitor here and before each job, the other by _await: once, and zmq.Poller twice.
+
+    ZMQ_IMMEDIATE is not used: with it libzmq drops what has arrived but was not yet read when the connection ends, so a
+    thread that woke up late lost the last answer of a scorer that exits (50 of 50 here, none without it). The monitor
+    tells when the two have shaken hands. A job sent just as its scorer dies may reach the next one, which refuses it by
+    its boot id.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
@@ -93,11 +96,13 @@ class _Connection:
         self.socket.heartbeat_ivl = 1000 * _HEARTBEAT_S
         self.socket.heartbeat_timeout = 1000 * _SILENCE_S
         self.monitor = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        self.poller = zmq.Poller()
-        self.poller.register(self.socket, zmq.POLLIN)
-        self.poller.register(self.monitor, zmq.POLLIN)
+        self.monitor_fd = self.monitor.fileno()
+        self.wakeups = select.poll()
+        self.wakeups.register(self.socket.fileno(), select.POLLIN)
+        self.wakeups.register(self.monitor_fd, select.POLLIN)
+        self._lost = False
         self.socket.connect(endpoint)
-        if not self._met():
+        if not self._met() or self.lost():
             self.close()
             raise ApiError("scorer_unavailable", "the scorer is not running")
 
@@ -112,7 +117,10 @@ class _Connection:
 
     def lost(self) -> bool:
         """Whether the scorer has gone since this connection was made."""
-        return bool(self.monitor.poll(0))
+        with contextlib.suppress(zmq.Again):
+            receive(self.monitor, DONTWAIT)
+            self._lost = True  # of two events the first is over
+        return self._lost
 
     def close(self) -> None:
         self.socket.disable_monitor()
@@ -232,8 +240,7 @@ class ScorerClient:
                 return connection
             connection.close()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        # Each connection takes three sockets, and a worker may have one a thread; the default is 1,023 in all. It
-        # counts when the first socket is made.
+        # Three sockets a connection, up to one connection a thread; the default, 1,023, is set at the first socket.
         context.set(zmq.MAX_SOCKETS, _MOST_SOCKETS)
         try:
             return _Connection(context, self._endpoint)
@@ -243,38 +250,31 @@ class ScorerClient:
 
     def _await(self, connection: _Connection, job_id: str, deadline: float, caller: Any) -> tuple[Reply, bytes]:
         watched = caller.fileno() if caller is not None else -1
+        lost = False
         if watched >= 0:
-            connection.poller.register(watched, select.POLLIN)
+            connection.wakeups.register(watched, select.POLLIN)
         try:
             while True:
+                # Also when the scorer is lost: one that answers and exits may be seen to go before its answer is.
+                try:
+                    return self._read([frame.bytes for frame in receive(connection.socket, DONTWAIT)], job_id)
+                except zmq.Again:
+                    if lost:
+                        raise ApiError("scorer_unavailable", "the scorer was lost while it held the request") from None
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise ApiError("deadline_exceeded", "the request was not scored in time")
-                ready = dict(connection.poller.poll(math.ceil(1000 * left)))
-                lost = connection.monitor in ready
-                if lost or connection.socket in ready:
-                    # Readable is no promise (libzmq#4527), so never block on the receive itself; and a scorer that
-                    # answers and exits may be seen to go a moment before its answer is seen.
-                    try:
-                        frames = receive(connection.socket, DONTWAIT)
-                    except zmq.Again:
-                        if lost:
-                            raise ApiError(
-                                "scorer_unavailable", "the scorer was lost while it held the request"
-                            ) from None
-                        continue
-                    return self._read([frame.bytes for frame in frames], job_id)
+                ready = {fd for fd, _ in connection.wakeups.poll(math.ceil(1000 * left))}
+                lost = connection.monitor_fd in ready and connection.lost()
                 if watched in ready:
                     if _has_left(caller):
-                        raise ApiError(
-                            "client_closed_request", "the caller closed its connection before the answer was ready"
-                        )
+                        raise ApiError("client_closed_request", "the caller left before its answer was ready")
                     # A next request is waiting behind this one: stop watching, or poll would return at once for ever.
-                    connection.poller.unregister(watched)
+                    connection.wakeups.unregister(watched)
                     watched = -1
         finally:
             if watched >= 0:
-                connection.poller.unregister(watched)
+                connection.wakeups.unregister(watched)
 
     def _read(self, frames: list[bytes], job_id: str) -> tuple[Reply, bytes]:
         try:

@@ -69,6 +69,15 @@ def test_a_connection_is_usable_after_an_early_answer_to_a_small_body(service: P
             assert is_own(body, answer)
 
 
+def test_an_answer_comes_in_one_piece(service: Pair) -> None:
+    with Wire(service) as wire:
+        for _ in range(5):
+            # The first packet to arrive is all that there is: a caller that waits wakes up once.
+            received = wire.send(whole(own_decision())).socket.recv(1 << 20)
+            answer_head, _, body = received.partition(b"\r\n\r\n")
+            assert f"content-length: {len(body)}".encode() in answer_head.lower()
+
+
 def test_a_pipelined_second_request_is_not_read_as_part_of_a_refused_one(service: Pair) -> None:
     body = own_decision()
     with Wire(service) as wire:

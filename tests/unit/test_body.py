@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.harness import wait_for
 from web import body
 from web.body import BodyReader
 from web.errors import ApiError
@@ -413,6 +414,25 @@ def test_one_slow_client_does_not_end_another_connections_body() -> None:
     # Both were armed in this order, so the first one's time is over too.
     assert fast.shut == []
     assert slow.shut == [0]
+
+
+def test_bodies_that_have_arrived_leave_nothing_behind_long_before_their_time_is_over() -> None:
+    reader = BodyReader(LIMIT, 3600)
+    for _ in range(100):
+        reader.read(environ(Stream(b"{}"), **{"gunicorn.socket": Socket()}))
+    wait_for(lambda: not reader._reading._due, 30, "the finished entries to go")
+
+
+def test_a_slow_client_is_ended_in_time_after_a_busy_while_and_after_a_quiet_one() -> None:
+    reader = BodyReader(LIMIT, 0.4)
+    for pause in (0.0, 0.1, 0.6, 1.0):
+        for _ in range(20):
+            reader.read(environ(Stream(b"{}"), **{"gunicorn.socket": Socket()}))
+        time.sleep(pause)
+        sock = Socket()
+        began = time.monotonic()
+        refused("request_timeout", reader.read, environ(Slow(sock, b""), **{"gunicorn.socket": sock}))
+        assert time.monotonic() - began >= 0.4
 
 
 def test_several_slow_clients_at_once_are_all_ended() -> None:

@@ -18,8 +18,8 @@ from web.schemas.base import (
     LIST,
     OBJECT,
     TEXT,
+    FlatSchema,
     Rule,
-    StrictSchema,
     Text,
     cache_salt,
     check_size,
@@ -244,7 +244,7 @@ class _JevQuestions(_Questions):
         ]
 
 
-class _SystemOne(StrictSchema):
+class _SystemOne(FlatSchema):
     """Common to both profiles. ``model`` is accepted with any value and ignored (contract § POST /v1/systemone)."""
 
     model = fields.Raw(allow_none=True)
@@ -265,7 +265,7 @@ class _Jev(_SystemOne):
     cache_salt = cache_salt()
 
 
-def _with(base: type[StrictSchema], **more: fields.Field[Any]) -> Schema:
+def _with(base: type[FlatSchema], **more: fields.Field[Any]) -> Schema:
     """A schema of ``base`` with more fields."""
     return base.from_dict(dict(more))()
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flask import Flask, request
+from flask import Flask
 
 from shared.wire import EngineInfo, Job, Terms
 from web.assemble import BrokenAnswer, check_call, forward_seconds
@@ -59,7 +59,7 @@ def _systemone(admitted: Admitted) -> Any:
             plan = plan_joint(loaded["state"], questions)
         else:
             plain = [plain_question(question) for question in questions.values()]
-            plan = plan_independent(loaded["state"], plain, _terms(loaded))
+            plan = plan_independent(loaded["state"], plain, _terms(admitted.environ, loaded))
         return _Asked(profile, questions, plan.job)
 
     asked, scored, info = admitted.score(make)
@@ -82,9 +82,9 @@ def check_model(model: Any, info: EngineInfo) -> None:
         raise ApiError("model_not_found", message, problems=[Problem(("model",), message)])
 
 
-def _terms(loaded: Mapping[str, Any]) -> Terms:
+def _terms(environ: Mapping[str, Any], loaded: Mapping[str, Any]) -> Terms:
     """What the request asks beside its questions (contract/granite-switch-decision.md, C23 and S8)."""
-    long_context = request.headers.get("TypeSafe-Danger-Zone-Long-Context", "").strip().lower() == "true"
+    long_context = environ.get("HTTP_TYPESAFE_DANGER_ZONE_LONG_CONTEXT", "").strip().lower() == "true"
     return Terms(loaded.get("cache_salt") or "", long_context)
 
 
