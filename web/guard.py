@@ -169,11 +169,15 @@ def json_response(value: Any, status: int = 200) -> Response:
 
 
 class _Complete(Response):
-    """A response whose headers are complete when it is made, so that none has to be worked out when it is sent."""
+    """A response that is complete when it is made: nothing is worked out when it is sent or done when it is closed."""
 
     def get_wsgi_headers(self, environ: Any) -> Headers:
         """The headers as they are."""
         return self.headers
+
+    def get_app_iter(self, environ: Any) -> Any:
+        """The body in one piece."""
+        return () if environ["REQUEST_METHOD"] == "HEAD" else self.response
 
 
 def _parse(raw: bytes) -> Any:

@@ -69,6 +69,20 @@ def test_a_connection_is_usable_after_an_early_answer_to_a_small_body(service: P
             assert is_own(body, answer)
 
 
+@pytest.mark.parametrize(
+    "lines", [["SCRIPT_NAME: /elsewhere"], ["PATH_INFO: /health"], ["X-Forwarded-Proto: https", "X-Forwarded-Ssl: off"]]
+)
+def test_a_proxys_headers_move_nothing_whoever_sends_them(service: Pair, lines: list[str]) -> None:
+    # Gunicorn believes them from the loopback address: the first one moved every route, which was a 500.
+    with Wire(service) as wire:
+        for _ in range(2):
+            body = own_decision()
+            data = json.dumps(body).encode()
+            status, answer = wire.send(head("/decide", len(data), *lines) + data).json()
+            assert status == 200
+            assert is_own(body, answer)
+
+
 def test_an_answer_comes_in_one_piece(service: Pair) -> None:
     with Wire(service) as wire:
         for _ in range(5):

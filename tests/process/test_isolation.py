@@ -218,6 +218,6 @@ def test_late_answers_reach_nobody_over_eight_parallel_connections(hasty: Pair) 
     assert Background(late_ones).result() == []
     over.set()
     assert [job.result() for job in prompt] == [[]] * 7
-    assert served[0] > 7
+    assert served[0] > 0
     wait_for(lambda: health(hasty)["counters"]["abandoned_replies"] > 0, 5, "late replies dropped and counted")
     invariants(hasty)
