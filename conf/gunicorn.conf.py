@@ -233,7 +233,7 @@ _date_of_second = lru_cache(maxsize=2)(util.http_date)
 
 
 def _http_date(timestamp: float | None = None) -> str:
-    """Gunicorn's Date header, put together once a second: it was 2 % of a worker's work on a small request."""
+    """Gunicorn's Date header, put together once a second and not for each answer."""
     return _date_of_second(int(time.time() if timestamp is None else timestamp))
 
 

@@ -38,7 +38,11 @@ class _App(Flask):
     request: no view is async, no hook runs before or after a request, and no route depends on a host."""
 
     def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
-        """Matches by path and method alone."""
+        """Matches by path and method alone.
+
+        Nothing here changes protocols, and a server may pass an offer over (RFC 9110 §7.8): from the whole environment
+        werkzeug would look for a WebSocket's route, and call the request bad.
+        """
         if request is None:
             return None
         return self.url_map.bind("", path_info=request.path, default_method=request.method)

@@ -56,9 +56,6 @@ class Observed:
         request_id = given if _SAFE_ID.fullmatch(given) else f"req_{os.urandom(16).hex()}"
         record = RequestRecord(request_id, time.monotonic())
         environ[_RECORD] = record
-        # Nothing here changes protocols, and a server may pass an offer over (RFC 9110 §7.8); werkzeug would find no
-        # route for a WebSocket and call the request bad.
-        environ.pop("HTTP_UPGRADE", None)
 
         def respond(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
             record.status = int(status[:3])
@@ -82,7 +79,7 @@ class Observed:
 
 
 class _Body:
-    """A response's body, and what is done when it is closed. (werkzeug's ClosingIterator takes ten times as long.)"""
+    """A response's body, and what is done when it is closed."""
 
     def __init__(self, body: Iterable[bytes], then: Callable[[], None]) -> None:
         self._body = body
