@@ -200,7 +200,7 @@ class BodyReader:
             environ["decision.continued"] = True
         entry = self._reading.arm(sock) if sock is not None else [None]
         try:
-            raw, broken = self._read_stream(environ["wsgi.input"], length)
+            raw, broken = self._read_stream(environ["wsgi.input"])
         finally:
             try:
                 entry.pop()
@@ -213,17 +213,17 @@ class BodyReader:
             raise ApiError("invalid_request", "the body was cut short or its chunks are malformed")
         return raw
 
-    def _read_stream(self, stream: Any, length: int | None) -> tuple[bytes, bool]:
-        """The body, and whether reading it failed. Stops at the declared ``length`` or one byte past the limit."""
+    def _read_stream(self, stream: Any) -> tuple[bytes, bool]:
+        """The body, and whether reading it failed. Stops one byte past the limit."""
         chunks: list[bytes] = []
         size = 0
         try:
             while size <= self._max_bytes:
                 data = stream.read(min(_STEP, self._max_bytes + 1 - size))
+                if not data:
+                    return b"".join(chunks), False
                 chunks.append(data)
                 size += len(data)
-                if not data or size == length:
-                    return b"".join(chunks), False
         except Exception:
             # The server's parser raises exceptions of its own on a malformed chunk, and none of them is an OSError.
             return b"", True
