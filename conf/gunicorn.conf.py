@@ -12,7 +12,6 @@ import select
 import sys
 import threading
 import time
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -227,19 +226,6 @@ class _Response(wsgi.Response):
         util.write(sock, page.data)
 
 
-wsgi.Response = _Response
-
-_date_of_second = lru_cache(maxsize=2)(util.http_date)
-
-
-def _http_date(timestamp: float | None = None) -> str:
-    """Gunicorn's Date header, put together once a second and not for each answer."""
-    return _date_of_second(int(time.time() if timestamp is None else timestamp))
-
-
-util.http_date = _http_date
-
-
 class ProjectLogger(Logger):
     """Gunicorn's own messages, in the form of every other log line and without what it quotes from a request."""
 
@@ -273,10 +259,13 @@ logger_class = ProjectLogger
 
 
 def post_worker_init(worker: Any) -> None:
-    """Let /ready know when this worker shuts down: it still answers on kept-alive connections then."""
+    """Let /ready know when this worker shuts down: it still answers on kept-alive connections then. And let the worker
+    do less for each request."""
     from web.surfaces.ready import STOPPING  # the application is loaded: nothing is imported before the fork
 
     worker.wsgi.extensions[STOPPING] = lambda: not worker.alive
+    # Here and not above, where a reload would put one on top of the other.
+    wsgi.Response = _Response
     # Gunicorn looks its settings up through __getattr__, twenty times a request.
     vars(worker.cfg).update({name: setting.get() for name, setting in worker.cfg.settings.items()})
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from shared.jsonio import as_text
@@ -79,13 +78,8 @@ def score_confidence(probabilities: Sequence[float]) -> float:
     if n == 1:
         return 1.0
     k = p.index(max(p))
-    return min(1.0, max(0.0, 1.0 - math.fsum([share * abs(i - k) for i, share in enumerate(p)]) / _spread(n)))
-
-
-@lru_cache(maxsize=256)
-def _spread(n: int) -> float:
-    """Mean distance of ``n`` levels from their middle."""
-    return math.fsum(abs(i - (n - 1) / 2) for i in range(n)) / n
+    spread = math.fsum(abs(i - (n - 1) / 2) for i in range(n)) / n
+    return min(1.0, max(0.0, 1.0 - math.fsum(share * abs(i - k) for i, share in enumerate(p)) / spread))
 
 
 def _normalised(probabilities: Sequence[float]) -> list[float]:

@@ -7,9 +7,11 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+
+from werkzeug.wsgi import ClosingIterator
 
 from web.metrics import Metrics
 
@@ -69,32 +71,13 @@ class Observed:
         body = self._app(environ, respond)
         record.ms = 1000 * (time.monotonic() - record.started)
         # Once the answer is out: the caller does not wait for it.
-        return _Body(body, lambda: self._tell(environ["REQUEST_METHOD"], record))
+        return ClosingIterator(body, lambda: self._tell(environ["REQUEST_METHOD"], record))
 
     def _tell(self, method: str, record: RequestRecord) -> None:
         route = record.facts.pop("route", "none")
         _write_line(method, route, record)
         if self._metrics is not None:
             self._metrics.observe(route, record.status, record.ms, record.facts)
-
-
-class _Body:
-    """A response's body, and what is done when it is closed."""
-
-    def __init__(self, body: Iterable[bytes], then: Callable[[], None]) -> None:
-        self._body = body
-        self._then = then
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._body)
-
-    def close(self) -> None:
-        """Called by the server, whatever happened (PEP 3333)."""
-        try:
-            if hasattr(self._body, "close"):
-                self._body.close()
-        finally:
-            self._then()
 
 
 def _write_line(method: str, route: str, record: RequestRecord) -> None:

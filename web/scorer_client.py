@@ -81,7 +81,7 @@ class _Connection:
     construction, and raises ApiError ``scorer_unavailable`` when nobody answers at the other end in time.
 
     A descriptor tells only of what comes after its socket had nothing to give (zmq_getsockopt(3), ZMQ_FD). So each is
-    asked before anybody waits, the monitor here and before each job, the other by _await: once, and zmq.Poller twice.
+    asked before anybody waits, the monitor here and before each job, the other by _await; zmq.Poller asks twice.
 
     ZMQ_IMMEDIATE is not used: with it libzmq drops what has arrived but was not yet read when the connection ends, so a
     thread that woke up late lost the last answer of a scorer that exits (50 of 50 here, none without it). The monitor
@@ -240,7 +240,7 @@ class ScorerClient:
                 return connection
             connection.close()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        # Three sockets a connection, up to one connection a thread; the default, 1,023, is set at the first socket.
+        # Three sockets a connection, up to a connection a thread; the default is 1,023. Read at the first socket.
         context.set(zmq.MAX_SOCKETS, _MOST_SOCKETS)
         try:
             return _Connection(context, self._endpoint)

@@ -203,12 +203,13 @@ def _times(rows: Floats, matrix: Floats, spans: Sequence[tuple[int, int]]) -> Fl
     begins by copying its whole matrix into another order. From about a dozen rows on, that pays.
     """
     if max(end - start for start, end in spans) <= _FEW_ROWS:
-        return (rows[:, np.newaxis] @ matrix)[:, 0]
-    return np.concatenate([_times_alone(rows[start:end], matrix) for start, end in spans])
+        return _one_by_one(rows, matrix)
+    own = [rows[start:end] for start, end in spans]
+    return np.concatenate([some @ matrix if len(some) > _FEW_ROWS else _one_by_one(some, matrix) for some in own])
 
 
-def _times_alone(rows: Floats, matrix: Floats) -> Floats:
-    return rows @ matrix if len(rows) > _FEW_ROWS else (rows[:, np.newaxis] @ matrix)[:, 0]
+def _one_by_one(rows: Floats, matrix: Floats) -> Floats:
+    return (rows[:, np.newaxis] @ matrix)[:, 0]
 
 
 class _FirstLayer:

@@ -54,7 +54,6 @@ class _Client:
     def __init__(self) -> None:
         self.socket: socket.socket | None = None
         self.unsent = b""
-        self.waits_to_send = False
         self.received = b""
         self.began = 0.0
 
@@ -80,7 +79,6 @@ class _Run:
             client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             client.socket.connect_ex(("127.0.0.1", self.port))
             self.selector.register(client.socket, selectors.EVENT_WRITE, client)
-            client.waits_to_send = True
         else:
             self.send(client)
 
@@ -96,9 +94,8 @@ class _Run:
             pass
         except OSError:
             return self.lose(client)
-        if bool(client.unsent) != client.waits_to_send:
-            client.waits_to_send = not client.waits_to_send
-            events = selectors.EVENT_WRITE if client.waits_to_send else selectors.EVENT_READ
+        events = selectors.EVENT_WRITE if client.unsent else selectors.EVENT_READ
+        if self.selector.get_key(client.socket).events != events:
             self.selector.modify(client.socket, events, client)
         return False
 
