@@ -50,7 +50,7 @@ __all__ = [
     "encode_request",
 ]
 
-VERSION = 1
+VERSION = 2
 MAX_HEADER_BYTES = 4096
 #: Largest payload frame. A sender of more would see no error, only a dropped connection (architecture.md §1.10), so the
 #: web tier checks before it sends. Rewriting a body grows it fourfold at most (``1e15`` becomes
@@ -209,8 +209,9 @@ def decode_reply(frame: bytes) -> Reply:
 
 
 def encode_job(job: Job) -> bytes:
-    """The payload frame of ``op: predict``."""
-    payload = {"state": job.state, "questions": job.questions, "calls": job.calls}
+    """The payload frame of ``op: predict``. An order is sent only where it is not the question's own."""
+    calls = [[item if item.order else item[:2] for item in call] for call in job.calls]
+    payload = {"state": job.state, "questions": job.questions, "calls": calls}
     if job.terms != NO_TERMS:
         payload["terms"] = vars(job.terms)
     return jsonio.dumps(payload)
@@ -239,9 +240,10 @@ def _decode_call(call: Any, questions: list[dict[str, Any]]) -> list[CallItem]:
         raise WireError("job: a call is not a nonempty list")
     items: list[CallItem] = []
     for entry in call:
-        if not isinstance(entry, list) or len(entry) != 3:
-            raise WireError("job: a call entry is not [field, question, order]")
-        name, index, order = entry
+        if not isinstance(entry, list) or len(entry) not in (2, 3):
+            raise WireError("job: a call entry is not [field, question] with or without an order")
+        name, index, *rest = entry
+        order = rest[0] if rest else None
         if not isinstance(name, str) or type(index) is not int or not 0 <= index < len(questions):
             raise WireError("job: a call entry refers to no question")
         if order is not None:
@@ -274,7 +276,7 @@ def _object(frame: bytes, what: str, limit: int | None = MAX_HEADER_BYTES) -> di
     if limit is not None and len(frame) > limit:
         raise WireError(f"{what}: longer than {limit} bytes")
     try:
-        value = jsonio.loads(frame) if limit else jsonio.loads_ours(frame)
+        value = jsonio.loads_ours(frame)
     except InvalidJSON as error:
         raise WireError(f"{what}: {error}") from None
     if not isinstance(value, dict):

@@ -144,7 +144,7 @@ def _one(
 def forward_seconds(call: Call) -> float:
     """``predict()``'s own ``timing.inference_ms``, in seconds. Raises BrokenAnswer."""
     timing = call["answer"].get("timing")
-    milliseconds = timing.get("inference_ms") if isinstance(timing, Mapping) else None
+    milliseconds = timing.get("inference_ms") if isinstance(timing, (dict, Mapping)) else None
     if not is_number(milliseconds):
         raise BrokenAnswer("the engine's call has no timing")
     return milliseconds / 1000.0

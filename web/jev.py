@@ -78,8 +78,9 @@ def score_confidence(probabilities: Sequence[float]) -> float:
     if n == 1:
         return 1.0
     k = p.index(max(p))
-    spread = math.fsum(abs(i - (n - 1) / 2) for i in range(n)) / n
-    return min(1.0, max(0.0, 1.0 - math.fsum(share * abs(i - k) for i, share in enumerate(p)) / spread))
+    # The distances of 0 to n - 1 from their middle add up to n²/4, for an odd n to (n² - 1)/4.
+    spread = (n * n // 4) / n
+    return min(1.0, max(0.0, 1.0 - math.fsum([share * abs(i - k) for i, share in enumerate(p)]) / spread))
 
 
 def _normalised(probabilities: Sequence[float]) -> list[float]:

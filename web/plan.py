@@ -41,7 +41,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A job for the scorer and, per decision in request order, where each of its orderings was asked."""
+    """A job of decisions for the scorer and, per decision in request order, where each of its orderings was asked."""
 
     job: Job
     asked: tuple[tuple[Asked, ...], ...]
@@ -104,20 +104,16 @@ def plan_decisions(state: Any, decisions: Sequence[Mapping[str, Any]], per_call:
     return Plan(Job(state, questions, calls), tuple(map(tuple, asked)))
 
 
-def plan_joint(state: Any, questions: Mapping[str, Any]) -> Plan:
+def plan_joint(state: Any, questions: Mapping[str, Any]) -> Job:
     """Plan ``/v1/systemone`` in the ``native`` profile: all questions in one call, under the caller's own names."""
-    size = len(questions)
     call = [CallItem(name, index) for index, name in enumerate(questions)]
-    asked = tuple((Asked(0, name, size, ()),) for name in questions)
-    return Plan(Job(state, list(questions.values()), [call]), asked)
+    return Job(state, list(questions.values()), [call])
 
 
-def plan_independent(state: Any, questions: Sequence[Any], terms: Terms = NO_TERMS) -> Plan:
+def plan_independent(state: Any, questions: Sequence[Any], terms: Terms = NO_TERMS) -> Job:
     """Plan ``/v1/systemone`` in the ``jev`` profile, and any other surface of independent questions: one call each,
     field ``q``, so that neither a name nor a neighbour can change an answer (wire/systemone.md §10, rows 5 and 6)."""
-    calls = [[CallItem("q", index)] for index in range(len(questions))]
-    asked = tuple((Asked(i, "q", 1, ()),) for i in range(len(questions)))
-    return Plan(Job(state, list(questions), calls, terms), asked)
+    return Job(state, list(questions), [[CallItem("q", index)] for index in range(len(questions))], terms)
 
 
 def _field_names(size: int) -> list[str]:

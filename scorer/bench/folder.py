@@ -86,7 +86,7 @@ class RunFolder:
 
     def write(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Append the records (their JSON) of whole calls, in one write: safe from a kill when this returns."""
-        data = jsonio.dumps_lines(records, "row")
+        data = jsonio.dumps_lines(records)
         # A short write is a disk that is about to be full: the next one says so.
         while data and (written := self._results.write(data)) < len(data):
             data = data[written:]

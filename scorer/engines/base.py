@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from shared import jsonio
 from shared.wire import NO_TERMS, EngineInfo, Terms
@@ -63,8 +62,7 @@ class FatalEngineError(EngineFailure):
     """The device context is poisoned; no later call in this process can be trusted."""
 
 
-@dataclass(frozen=True)
-class PreparedCall:
+class PreparedCall(NamedTuple):
     """A call that is validated, rendered and tokenised, but has met no model.
 
     ``input_tokens`` counts the whole call, the state and all its questions; ``prompt_sha256`` is the hash of the prompt
@@ -77,8 +75,7 @@ class PreparedCall:
     payload: Any
 
 
-@dataclass(frozen=True)
-class CallResult:
+class CallResult(NamedTuple):
     """``answer`` is the object of engine/intern-decision.md §1.8: ``answers``, ``usage``, ``timing``, ``calibration``,
     ``model``,
     ``backend``. ``cached_tokens`` counts tokens of the call that were not read again because an earlier call of the
@@ -122,10 +119,10 @@ class Engine(Protocol):
 def canonical_hashes(state: Any, calls: Sequence[Mapping[str, Question]]) -> list[str]:
     """sha256 (hex) of each call's canonical JSON ``{"state":...,"questions":{...}}``: compact, UTF-8, names in the
     caller's order, since that order is part of what was asked. The state is written and hashed once for all calls."""
-    prefix = hashlib.sha256(b'{"state":' + jsonio.dumps(state) + b',"questions":')
+    prefix = hashlib.sha256(b'{"state":' + jsonio.canonical(state) + b',"questions":')
     out = []
     for questions in calls:
         digest = prefix.copy()
-        digest.update(jsonio.dumps(questions) + b"}")
+        digest.update(jsonio.canonical(questions) + b"}")
         out.append(digest.hexdigest())
     return out

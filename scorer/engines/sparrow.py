@@ -110,7 +110,7 @@ class SparrowEngine:
         # Callers' instructions and options live on as keys here, and their words in the model's word table: in memory
         # only, and within these bounds.
         self._texts: BoundedCache[str, _Text] = BoundedCache(8192, 16 * _MIB, _MIB)
-        self._prompts: BoundedCache[tuple[str, ...], _Prompt] = BoundedCache(2048, 32 * _MIB, _MIB)
+        self._prompts: BoundedCache[tuple[str | tuple[str, ...], ...], _Prompt] = BoundedCache(2048, 32 * _MIB, _MIB)
 
     def load(self) -> None:
         """Load the pinned model and answer the canary, which must come out as the package answers it.
@@ -253,18 +253,15 @@ class SparrowEngine:
                 NOUL_DEFAULT[name] if given is None else given for name, given in zip(names, descriptions, strict=True)
             )
         # The package strips a string and indents JSON; white space at an end or beside punctuation changes no token.
+        instructions, told = as_text(question.get("instructions")), tuple(map(as_text, descriptions))
         # The salt first: what one caller's questions have made quick must not tell another that they were asked.
-        key = (
-            salt,
-            options.type,
-            as_text(question.get("instructions")),
-            *(f"{name} {as_text(description)}" for name, description in zip(names, descriptions, strict=True)),
-        )
+        key = (salt, options.type, instructions, names, told)
         prompt = self._prompts.get(key)
         if prompt is None:
-            prompt = _Prompt(options.type, [self._text(text, keep=not salt) for text in key[2:]])
-            if max(map(len, key)) <= _LONGEST_KEPT:
-                size = sum(map(sys.getsizeof, key)) + self._model.rows_bytes(len(names))
+            texts = [instructions, *(f"{name} {text}" for name, text in zip(names, told, strict=True))]
+            prompt = _Prompt(options.type, [self._text(text, keep=not salt) for text in texts])
+            if max(map(len, [salt, *texts])) <= _LONGEST_KEPT:
+                size = sum(map(sys.getsizeof, [salt, instructions, *names, *told])) + self._model.rows_bytes(len(names))
                 self._prompts.put(key, prompt, size)
         return _Asked(options, prompt)
 

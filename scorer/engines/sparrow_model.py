@@ -2,14 +2,15 @@
 
 The logits are the package's up to the rounding of float32. What of the first layer does not depend on the state is
 worked out once a question, in float64, and kept (:class:`Rows`); over 3,000 random questions the logits were then off
-exact arithmetic by 3.1e-7 in the mean, the package's own by 4.8e-7, and no probability differed from the package's by
-more than 5.4e-7. No text is cut. Private names of the package are used, so :func:`load` insists on the one release they
+exact arithmetic by 3.0e-7 in the mean, the package's own by 4.6e-7, and no probability differed from the package's by
+more than 5.2e-7. No text is cut. Private names of the package are used, so :func:`load` insists on the one release they
 were read in.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import sys
@@ -22,7 +23,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import sparrow_decider
-from sparrow_decider.engine import gelu
 from sparrow_decider.static import KINDS, StaticModel
 
 from scorer.engines.base import StartRefused
@@ -53,6 +53,14 @@ _ID_BYTES = array(_ID).itemsize
 
 #: Options of a question up to which each is multiplied with the weights by itself.
 _FEW_ROWS = 12
+
+# Abramowitz and Stegun 7.1.26, as in the package: erf(z) = 1 - t P(t) exp(-z²) with t = 1/(1 + 0.3275911 z), z >= 0.
+# Arrays, because a Python number is converted anew at each use, which takes as long as the arithmetic.
+_ZERO, _ONE, _MINUS_HALF = (np.array(number, np.float32) for number in (0.0, 1.0, -0.5))
+_SLOPE = np.array(0.3275911 / math.sqrt(2), np.float32)
+_HALF_P = [
+    np.array(number / 2, np.float32) for number in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+]
 
 _LOWER = bytes(range(256)).lower()
 _CONTROLS = bytes(code for code in [*range(32), 127] if code not in b"\t\n\r")
@@ -162,7 +170,8 @@ class SparrowModel:
     def pool(self, ids: bytes) -> Floats:
         """The mean embedding, (D,), of packed token ids; that of ``[PAD]`` where there is none, as in the package."""
         rows = np.frombuffer(ids, np.uint16) if ids else np.zeros(1, np.uint16)
-        mean: Floats = self._table.take(rows, axis=0).mean(0)
+        # What numpy's mean does, without the third of its time that goes into deciding on it.
+        mean: Floats = np.add.reduce(self._table.take(rows, axis=0), axis=0) / len(rows)
         return mean
 
     def state(self, ids: bytes) -> Floats:
@@ -190,7 +199,7 @@ class SparrowModel:
         )
         hidden = _times(options * np.concatenate([state, state]), self._first.state, spans) + fixed
         for matrix, bias in self._later:
-            hidden = _times(gelu(hidden), matrix, spans) + bias
+            hidden = _times(_gelu(hidden), matrix, spans) + bias
         column: list[float] = hidden[:, 0].tolist()
         return [column[start:end] for start, end in spans]
 
@@ -210,6 +219,26 @@ def _times(rows: Floats, matrix: Floats, spans: Sequence[tuple[int, int]]) -> Fl
 
 def _one_by_one(rows: Floats, matrix: Floats) -> Floats:
     return (rows[:, np.newaxis] @ matrix)[:, 0]
+
+
+def _gelu(x: Floats) -> Floats:
+    """The package's ``gelu``, x/2 (1 + erf(x/√2)), as max(x, 0) - |x| t P(t)/2 exp(-x²/2): the same by its formula for
+    erf, in fewer and cheaper steps, which is what counts for the few numbers of a question."""
+    size = np.abs(x)
+    t = size * _SLOPE
+    t += _ONE
+    np.divide(_ONE, t, out=t)
+    tail = t * _HALF_P[0]
+    for number in _HALF_P[1:]:
+        tail += number
+        tail *= t
+    fall = x * x
+    fall *= _MINUS_HALF
+    tail *= np.exp(fall, out=fall)
+    tail *= size
+    result: Floats = np.maximum(x, _ZERO)
+    result -= tail
+    return result
 
 
 class _FirstLayer:

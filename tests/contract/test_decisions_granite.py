@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,7 +49,7 @@ class _Caching(RecordingEngine):
     """An engine that had five tokens of every call already."""
 
     def predict(self, call: Any) -> Any:
-        return replace(super().predict(call), cached_tokens=5)
+        return super().predict(call)._replace(cached_tokens=5)
 
 
 def test_every_number_has_its_test() -> None:

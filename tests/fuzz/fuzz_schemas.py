@@ -118,15 +118,15 @@ def check_body(name: str, body: Any) -> None:
 
 def check_plan(name: str, loaded: dict[str, Any]) -> None:
     if name == "SystemOneJev":
-        plan = plan_independent(loaded["state"], [plain_question(one) for one in loaded["questions"].values()])
-        assert plan.questions_per_call == [1] * len(loaded["questions"])
+        job = plan_independent(loaded["state"], [plain_question(one) for one in loaded["questions"].values()])
+        assert len(job.calls) == len(loaded["questions"])
     elif name == "Decisions":
-        plan = plan_independent(state_of(loaded["input"]), [decisions_question(one) for one in loaded["questions"]])
-        assert plan.questions_per_call == [1] * len(loaded["questions"])
+        job = plan_independent(state_of(loaded["input"]), [decisions_question(one) for one in loaded["questions"]])
+        assert len(job.calls) == len(loaded["questions"])
     elif name == "SystemOneNative":
-        plan = plan_joint(loaded["state"], loaded["questions"])
-        assert plan.questions_per_call == [len(loaded["questions"])]
-        assert plan.job.call_questions(plan.job.calls[0]) == loaded["questions"]
+        job = plan_joint(loaded["state"], loaded["questions"])
+        assert len(job.calls) == 1
+        assert job.call_questions(job.calls[0]) == loaded["questions"]
     else:
         decisions = [loaded] if name == "Decide" else loaded["decisions"]
         try:
@@ -135,9 +135,10 @@ def check_plan(name: str, loaded: dict[str, Any]) -> None:
             return
         plan = plan_decisions(loaded["state"], decisions, 16)
         check_waves(plan, decisions)
-    sent = wire.decode_job(wire.encode_job(plan.job))
-    assert repr(sent.calls) == repr([list(call) for call in plan.job.calls])
-    assert jsonio.dumps([sent.state, sent.questions]) == jsonio.dumps([plan.job.state, plan.job.questions])
+        job = plan.job
+    sent = wire.decode_job(wire.encode_job(job))
+    assert repr(sent.calls) == repr([list(call) for call in job.calls])
+    assert jsonio.dumps([sent.state, sent.questions]) == jsonio.dumps([job.state, job.questions])
 
 
 def check_waves(plan: Plan, decisions: list[dict[str, Any]]) -> None:

@@ -142,7 +142,7 @@ def bad_messages(service: Pair) -> int:
         [b"", header(budget_ms=None), b"{}"],
         [b"", b" " * 5000 + header(), b"{}"],
         [b"", b"[" * 4000, b"{}"],
-        [b"", b'{"v":1,"op":"predict","id":NaN}', b"{}"],
+        [b"", b'{"v":2,"op":"predict","id":NaN}', b"{}"],
         [b"", header()],
         [b"", header(id="\\ud800"), b"{}"],
     ],

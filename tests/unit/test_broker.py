@@ -33,14 +33,13 @@ def stranger(local: Local) -> Iterator[zmq.Socket[bytes]]:
 
 def header(local: Local, **fields: Any) -> bytes:
     boot_id = local.client.get("/health").json["boot_id"]
-    return json.dumps(
-        {"v": 1, "op": "predict", "id": "ab" * 16, "boot_id": boot_id, "slot": 0, "budget_ms": 1000, **fields}
-    ).encode()
+    head = {"v": wire.VERSION, "op": "predict", "id": "ab" * 16, "boot_id": boot_id, "slot": 0, "budget_ms": 1000}
+    return json.dumps({**head, **fields}).encode()
 
 
 def still_serves(local: Local, socket: zmq.Socket[bytes]) -> None:
     """The loop is alive: it answers this very socket after everything that was sent before, and it scores."""
-    socket.send_multipart([b"", json.dumps({"v": 1, "op": "status", "id": "last"}).encode()])
+    socket.send_multipart([b"", json.dumps({"v": wire.VERSION, "op": "status", "id": "last"}).encode()])
     while True:
         assert socket.poll(10_000), "the broker is dead"
         frames = socket.recv_multipart()
@@ -94,7 +93,7 @@ def test_another_protocol_version_is_answered_with_both_versions(local: Local, s
     reply = wire.decode_reply(stranger.recv_multipart()[1])
     assert (reply.id, reply.status) == ("x", wire.UNAVAILABLE)
     assert "99" in reply.message
-    assert "1" in reply.message.replace("99", "")
+    assert str(wire.VERSION) in reply.message.replace("99", "")
 
 
 # -- callers that give up ----------------------------------------------------------------------------------------
@@ -143,7 +142,7 @@ class Callers:
         socket = self._context.socket(zmq.DEALER)
         socket.linger = 0
         socket.connect(RunDir(self._local.dir).endpoint)
-        head = {"v": 1, "op": "predict", "id": job_id.hex(), "slot": slot.index, "budget_ms": 600_000}
+        head = {"v": wire.VERSION, "op": "predict", "id": job_id.hex(), "slot": slot.index, "budget_ms": 600_000}
         message = [b"", json.dumps({**head, "boot_id": self._boot_id}).encode(), payload or job_of(job_id)]
         self.waiting.append((job_id, slot, socket))
         send(lambda: socket.send_multipart(message))

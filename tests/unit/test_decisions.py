@@ -109,7 +109,7 @@ def test_usage_adds_up_over_the_calls() -> None:
 @given(st.lists(TEXT, max_size=4), json_values())
 def test_a_lone_json_part_is_the_object_and_any_more_make_it_text(texts: list[str], value: Any) -> None:
     assert state_of([user(data({"k": value}))]) == {"k": value}
-    compact = jsonio.dumps({"k": value}).decode()
+    compact = jsonio.canonical({"k": value}).decode()
     joined = "\n".join([compact, *texts])
     messages = [{"role": "user", "content": [data({"k": value}), *map(text, texts)]}]
     assert state_of(messages) == (joined if texts else {"k": value})

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.wire import CallItem
+from shared.wire import CallItem, Job
 from tests.harness import decision
-from web.plan import MAX_ALL_OPTIONS, Plan, count_orderings, orderings, plan_decisions, plan_independent, plan_joint
+from web.plan import MAX_ALL_OPTIONS, count_orderings, orderings, plan_decisions, plan_independent, plan_joint
 
 
 def letters(count: int) -> list[str]:
@@ -26,9 +26,9 @@ def asked(name: str, options: int = 2, mode: str = "none") -> dict[str, Any]:
     return decision(name, letters(options), orderings=mode)
 
 
-def calls(plan: Plan) -> list[dict[str, Any]]:
+def calls(job: Job) -> list[dict[str, Any]]:
     """What each call asks of the engine, as the engine will see it."""
-    return [plan.job.call_questions(call) for call in plan.job.calls]
+    return [job.call_questions(call) for call in job.calls]
 
 
 # -- orderings ---
@@ -86,10 +86,10 @@ def test_decide_is_one_call_with_the_field_q_and_the_criteria_in_the_callers_ord
     }
     plan = plan_decisions("Customer cannot log in.", [one], 16)
     assert plan.job.state == "Customer cannot log in."
-    assert calls(plan) == [
+    assert calls(plan.job) == [
         {"q": {"type": "choice", "instructions": "Which queue?", "criteria": {"b": "Billing.", "a": "Access."}}}
     ]
-    assert list(calls(plan)[0]["q"]["criteria"]) == ["b", "a"]
+    assert list(calls(plan.job)[0]["q"]["criteria"]) == ["b", "a"]
     assert plan.asked[0][0].call == 0
     assert plan.asked[0][0].field == "q"
     assert plan.asked[0][0].questions == 1
@@ -112,10 +112,10 @@ def test_decide_is_one_call_with_the_field_q_and_the_criteria_in_the_callers_ord
 def test_decisions_are_packed_greedily_in_request_order_into_calls_of_sixteen(count: int, packed: list[int]) -> None:
     plan = plan_decisions("s", [asked(f"d{i}") for i in range(count)], 16)
     assert plan.questions_per_call == packed
-    assert [list(call) for call in calls(plan)] == [
+    assert [list(call) for call in calls(plan.job)] == [
         ["q"] if size == 1 else [f"q{i + 1}" for i in range(size)] for size in packed
     ]
-    order = [question["instructions"] for call in calls(plan) for question in call.values()]
+    order = [question["instructions"] for call in calls(plan.job) for question in call.values()]
     assert order == [f"question of d{i}?" for i in range(count)]
     for number, where in enumerate(plan.asked):
         assert [(one.call, one.questions) for one in where] == [(number // 16, packed[number // 16])]
@@ -124,7 +124,7 @@ def test_decisions_are_packed_greedily_in_request_order_into_calls_of_sixteen(co
 
 def test_the_seventeenth_decision_is_asked_as_if_it_were_alone() -> None:
     decisions = [asked(f"d{i}") for i in range(17)]
-    assert calls(plan_decisions("s", decisions, 16))[1] == calls(plan_decisions("s", decisions[16:], 16))[0]
+    assert calls(plan_decisions("s", decisions, 16).job)[1] == calls(plan_decisions("s", decisions[16:], 16).job)[0]
 
 
 def test_mixed_orderings_run_in_waves_and_no_wave_tops_up_an_earlier_call() -> None:
@@ -132,7 +132,7 @@ def test_mixed_orderings_run_in_waves_and_no_wave_tops_up_an_earlier_call() -> N
     assert plan.questions_per_call == [3, 2, 1]
     assert plan.job.calls[1] == [CallItem("q1", 0, (1, 2, 0)), CallItem("q2", 2, (1, 0))]
     assert plan.job.calls[2] == [CallItem("q", 0, (2, 0, 1))]
-    assert list(calls(plan)[1]["q1"]["criteria"]) == ["b", "c", "a"]
+    assert list(calls(plan.job)[1]["q1"]["criteria"]) == ["b", "c", "a"]
     assert [(one.call, one.field) for one in plan.asked[0]] == [(0, "q1"), (1, "q1"), (2, "q")]
     assert [(one.call, one.field) for one in plan.asked[2]] == [(0, "q3"), (1, "q2")]
 
@@ -184,7 +184,7 @@ def test_properties_of_any_plan(decisions: list[dict[str, Any]], per_call: int) 
         assert sorted({a.call for a in where}) == [a.call for a in where]
         for a in where:
             met[a.call, a.field] += 1
-            question = calls(plan)[a.call][a.field]
+            question = calls(plan.job)[a.call][a.field]
             assert a.questions == sizes[a.call]
             assert list(question["criteria"]) == [ids[position] for position in a.order]
             assert question["criteria"] == {option["id"]: option["description"] for option in one["options"]}
@@ -210,14 +210,12 @@ QUESTIONS = {
 
 
 def test_native_asks_all_questions_in_one_call_under_the_callers_names_untouched() -> None:
-    plan = plan_joint({"t": "x"}, QUESTIONS)
-    assert calls(plan) == [QUESTIONS]
-    assert list(calls(plan)[0]) == ["zeta", "alpha", "q"]
-    assert plan.questions_per_call == [3]
-    assert [one.field for (one,) in plan.asked] == list(QUESTIONS)
+    job = plan_joint({"t": "x"}, QUESTIONS)
+    assert job.state == {"t": "x"}
+    assert calls(job) == [QUESTIONS]
+    assert list(calls(job)[0]) == ["zeta", "alpha", "q"]
 
 
 def test_jev_asks_each_question_in_a_call_of_its_own_without_the_callers_name() -> None:
-    plan = plan_independent("s", list(QUESTIONS.values()))
-    assert calls(plan) == [{"q": question} for question in QUESTIONS.values()]
-    assert [(one.call, one.field, one.questions) for (one,) in plan.asked] == [(0, "q", 1), (1, "q", 1), (2, "q", 1)]
+    job = plan_independent("s", list(QUESTIONS.values()))
+    assert calls(job) == [{"q": question} for question in QUESTIONS.values()]

@@ -125,8 +125,8 @@ def test_the_packages_search_path_for_models_replaces_nothing(
 
 
 def test_a_start_whose_numbers_are_not_the_packages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    gelu = sparrow_model.gelu
-    monkeypatch.setattr(sparrow_model, "gelu", lambda x: gelu(x) * np.float32(1.001))
+    gelu = sparrow_model._gelu
+    monkeypatch.setattr(sparrow_model, "_gelu", lambda x: gelu(x) * np.float32(1.001))
     with pytest.raises(StartRefused, match=r"^sparrow: warm-up noul: expected \[0\.\d+, 0\.\d+\], found \[0\.\d+"):
         loaded()
 

@@ -39,7 +39,7 @@ INFO = EngineInfo(
 
 
 def header(**fields: Any) -> bytes:
-    return json.dumps({"v": 1, "op": "predict", "id": "x", "status": "ok", **fields}).encode()
+    return json.dumps({"v": wire.VERSION, "op": "predict", "id": "x", "status": "ok", **fields}).encode()
 
 
 HUGE = int("9" * 400)
@@ -72,7 +72,7 @@ def test_headers_have_the_documented_names_and_the_version() -> None:
         "score_ms",
         "input_tokens",
     ]
-    assert jsonio.loads(wire.encode_request(REQUEST))["v"] == wire.VERSION == 1
+    assert jsonio.loads(wire.encode_request(REQUEST))["v"] == wire.VERSION == 2
 
 
 def test_fields_may_be_added_freely_to_a_header() -> None:
@@ -80,10 +80,10 @@ def test_fields_may_be_added_freely_to_a_header() -> None:
     assert wire.decode_reply(header(later_field={"a": 1})).id == "x"
 
 
-@pytest.mark.parametrize("version", [None, 0, 2, "1", [1]])
+@pytest.mark.parametrize("version", [None, 0, 1, "2", [2]])
 def test_another_version_is_refused_naming_it_and_ours(version: Any) -> None:
     for decode in (wire.decode_request, wire.decode_reply):
-        with pytest.raises(WireError, match=r"protocol version .*1"):
+        with pytest.raises(WireError, match=r"protocol version .*2"):
             decode(header(v=version))
 
 
@@ -198,7 +198,7 @@ def test_a_job_comes_back_with_state_once_questions_once_and_calls_as_references
     )
     payload = json.loads(wire.encode_job(job))
     assert list(payload) == ["state", "questions", "calls"]
-    assert payload["calls"] == [[["q1", 0, None], ["q2", 1, None]], [["q", 0, [2, 0, 1]]]]
+    assert payload["calls"] == [[["q1", 0], ["q2", 1]], [["q", 0, [2, 0, 1]]]]
     back = sent(job)
     assert back == Job(job.state, [CHOICE, SCORE], job.calls)
     assert list(back.state) == ["z", "a"]
@@ -251,7 +251,7 @@ def payload(**fields: Any) -> bytes:
         ["q"],
         [{}],
         [[None]],
-        [[["q", 0]]],
+        [[["q"]]],
         [[["q", 0, None, 1]]],
         [["q", 0, None]],
         [[[1, 0, None]]],

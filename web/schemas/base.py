@@ -153,11 +153,10 @@ def cache_salt() -> String:
 
 def check_size(size: int, least: int, most: int | None, what: str = "items") -> None:
     """Raise ValidationError ``too_short`` or ``too_long`` unless ``least <= size <= most``."""
-    bounds = f"at least {least}" if most is None else f"{least} to {most}"
-    if size < least:
-        raise ValidationError(Rule("too_short", f"must have {bounds} {what}, not {size}"))
-    if most is not None and size > most:
-        raise ValidationError(Rule("too_long", f"must have {bounds} {what}, not {size}"))
+    short = size < least
+    if short or (most is not None and size > most):
+        bounds = f"at least {least}" if most is None else f"{least} to {most}"
+        raise ValidationError(Rule("too_short" if short else "too_long", f"must have {bounds} {what}, not {size}"))
 
 
 def load_each(schema: Schema, items: Iterator[tuple[int, Any]] | enumerate[Any]) -> list[Any]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from flask import Flask
 
@@ -21,8 +20,7 @@ from web.surfaces.systemone import check_model
 __all__ = ["register"]
 
 
-@dataclass(frozen=True)
-class _Asked:
+class _Asked(NamedTuple):
     questions: Sequence[dict[str, Any]]
     job: Job
 
@@ -45,8 +43,8 @@ def _decisions(admitted: Admitted) -> Any:
             check_model(loaded["model"], info)
         questions = loaded["questions"]
         terms = Terms(cache_salt=loaded.get("cache_salt") or "")
-        plan = plan_independent(state_of(loaded["input"]), [plain_question(one) for one in questions], terms)
-        return _Asked(questions, plan.job)
+        job = plan_independent(state_of(loaded["input"]), [plain_question(one) for one in questions], terms)
+        return _Asked(questions, job)
 
     asked, scored, info = admitted.score(make)
     answers = []

@@ -8,8 +8,7 @@ along.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from flask import Flask
 
@@ -29,8 +28,7 @@ __all__ = ["check_model", "profile_of", "register"]
 _ALIASES = ("jev-latest", "jev-preview")
 
 
-@dataclass(frozen=True)
-class _Asked:
+class _Asked(NamedTuple):
     profile: str
     questions: Mapping[str, Any]
     job: Job
@@ -56,11 +54,11 @@ def _systemone(admitted: Admitted) -> Any:
             check_model(loaded.get("model"), info)
         questions = loaded["questions"]
         if profile == "native":
-            plan = plan_joint(loaded["state"], questions)
+            job = plan_joint(loaded["state"], questions)
         else:
             plain = [plain_question(question) for question in questions.values()]
-            plan = plan_independent(loaded["state"], plain, _terms(admitted.environ, loaded))
-        return _Asked(profile, questions, plan.job)
+            job = plan_independent(loaded["state"], plain, _terms(admitted.environ, loaded))
+        return _Asked(profile, questions, job)
 
     asked, scored, info = admitted.score(make)
     try:
