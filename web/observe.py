@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any
 from werkzeug.wsgi import ClosingIterator
 
 from web.metrics import Metrics
+from web.turn import TURN, Turn
 
 __all__ = ["Observed", "RequestRecord", "record_of"]
 
@@ -51,6 +53,7 @@ class Observed:
     def __init__(self, app: Callable[..., Iterable[bytes]], metrics: Metrics | None = None) -> None:
         self._app = app
         self._metrics = metrics
+        self._computing = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Serve one request, write its line and count it."""
@@ -58,6 +61,7 @@ class Observed:
         request_id = given if _SAFE_ID.fullmatch(given) else f"req_{os.urandom(16).hex()}"
         record = RequestRecord(request_id, time.monotonic())
         environ[_RECORD] = record
+        turn = environ[TURN] = Turn(self._computing)
 
         def respond(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
             record.status = int(status[:3])
@@ -71,13 +75,14 @@ class Observed:
         body = self._app(environ, respond)
         record.ms = 1000 * (time.monotonic() - record.started)
         # Once the answer is out: the caller does not wait for it.
-        return ClosingIterator(body, lambda: self._tell(environ["REQUEST_METHOD"], record))
+        return ClosingIterator(body, lambda: self._tell(environ["REQUEST_METHOD"], record, turn))
 
-    def _tell(self, method: str, record: RequestRecord) -> None:
+    def _tell(self, method: str, record: RequestRecord, turn: Turn) -> None:
         route = record.facts.pop("route", "none")
-        _write_line(method, route, record)
-        if self._metrics is not None:
-            self._metrics.observe(route, record.status, record.ms, record.facts)
+        with turn:
+            _write_line(method, route, record)
+            if self._metrics is not None:
+                self._metrics.observe(route, record.status, record.ms, record.facts)
 
 
 def _write_line(method: str, route: str, record: RequestRecord) -> None:

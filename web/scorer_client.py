@@ -9,14 +9,12 @@ caller's connection, since nobody should score for a caller that has left.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
 import re
 import select
 import socket as sockets
-import struct
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -28,18 +26,14 @@ import zmq
 from shared import jsonio, wire
 from shared.frames import DONTWAIT, receive, send
 from shared.wire import EngineInfo, Job, Reply, Request
+from web.connection import Connection
 from web.errors import ApiError, Invalid, Problem
+from web.turn import NO_TURN, Turn
 
 __all__ = ["Description", "Scored", "ScorerClient", "StaleBoot", "engine_of"]
 
-_CONNECT_S = 0.5
 _MOST_SOCKETS = 8192
-#: A frozen scorer answers no heartbeat (libzmq's I/O threads exchange them, so a long call does not matter): after
-#: about this long a kept connection counts as lost.
-_HEARTBEAT_S, _SILENCE_S = 1, 4
 _STATUS_S = 0.5
-#: The number that a monitor's message begins with.
-_EVENT = struct.Struct("=H")
 
 #: How every engine words it (engine/intern-decision.md §1.6).
 _TOO_LONG = re.compile(r"Example has \d+ tokens, above \d+")
@@ -76,64 +70,12 @@ class StaleBoot(Exception):
     """The scorer was restarted since the plan was made; nothing was run, so planning anew and asking again is safe."""
 
 
-class _Connection:
-    """A REQ socket, the monitor of its connection, and ``wakeups``, a poll over the descriptors of both. Connects on
-    construction, and raises ApiError ``scorer_unavailable`` when nobody answers at the other end in time.
-
-    A descriptor tells only of what comes after its socket had nothing to give (zmq_getsockopt(3), ZMQ_FD). So each is
-    asked before anybody waits, the monitor here and before each job, the other by _await; zmq.Poller asks twice.
-
-    ZMQ_IMMEDIATE is not used: with it libzmq drops what has arrived but was not yet read when the connection ends, so a
-    thread that woke up late lost the last answer of a scorer that exits (50 of 50 here, none without it). The monitor
-    tells when the two have shaken hands. A job sent just as its scorer dies may reach the next one, which refuses it by
-    its boot id.
-    """
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
-        self.socket = context.socket(zmq.REQ)
-        self.socket.linger = 0
-        self.socket.sndtimeo = int(1000 * _CONNECT_S)
-        self.socket.heartbeat_ivl = 1000 * _HEARTBEAT_S
-        self.socket.heartbeat_timeout = 1000 * _SILENCE_S
-        self.monitor = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        self.monitor_fd = self.monitor.fileno()
-        self.wakeups = select.poll()
-        self.wakeups.register(self.socket.fileno(), select.POLLIN)
-        self.wakeups.register(self.monitor_fd, select.POLLIN)
-        self._lost = False
-        self.socket.connect(endpoint)
-        if not self._met() or self.lost():
-            self.close()
-            raise ApiError("scorer_unavailable", "the scorer is not running")
-
-    def _met(self) -> bool:
-        """Whether somebody at the other end speaks ZeroMQ: a frozen process's kernel takes connections too."""
-        until = time.monotonic() + _CONNECT_S
-        while self.monitor.poll(max(0, math.ceil(1000 * (until - time.monotonic())))):
-            kind, _ = self.monitor.recv_multipart()
-            if _EVENT.unpack_from(kind)[0] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                return True
-        return False
-
-    def lost(self) -> bool:
-        """Whether the scorer has gone since this connection was made."""
-        with contextlib.suppress(zmq.Again):
-            receive(self.monitor, DONTWAIT)
-            self._lost = True  # of two events the first is over
-        return self._lost
-
-    def close(self) -> None:
-        self.socket.disable_monitor()
-        self.monitor.close(0)
-        self.socket.close(0)
-
-
 class ScorerClient:
     """Talks to the scorer behind ``endpoint``. Safe for any number of threads; makes its sockets after a fork."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
-        self._idle: deque[_Connection] = deque()
+        self._idle: deque[Connection] = deque()
         self._idle_pid = os.getpid()
         self._known: Description | None = None
 
@@ -146,7 +88,7 @@ class ScorerClient:
         """The scorer's status reply and its payload. Raises ApiError ``scorer_unavailable`` within about a second."""
         request = Request("status", os.urandom(16).hex())
         try:
-            reply, payload = self._exchange(request, b"", time.monotonic() + _STATUS_S, None)
+            reply, payload = self._exchange(request, b"", time.monotonic() + _STATUS_S, None, NO_TURN)
         except ApiError as error:
             # No budget of a caller's is spent here: a scorer that is this slow to say how it is, is not there.
             raise ApiError("scorer_unavailable", error.message) from None
@@ -165,10 +107,19 @@ class ScorerClient:
         return self._known
 
     def ask(
-        self, job: Job, *, slot: int, job_id: bytes, boot_id: str, deadline: float, request_id: str, caller: Any = None
+        self,
+        job: Job,
+        *,
+        slot: int,
+        job_id: bytes,
+        boot_id: str,
+        deadline: float,
+        request_id: str,
+        caller: Any = None,
+        turn: Turn = NO_TURN,
     ) -> Scored:
         """Have every call of ``job`` scored; ``deadline`` is monotonic seconds, ``caller`` the HTTP connection's
-        socket.
+        socket, ``turn`` the caller's own, which others have while the scorer is at work.
 
         Raises StaleBoot, or ApiError: ``scorer_unavailable``, ``deadline_exceeded``, ``client_closed_request``,
         ``invalid_request`` with the engine's message, ``out_of_memory``, ``scoring_failed``, ``request_too_large``.
@@ -180,7 +131,7 @@ class ScorerClient:
         if budget_ms <= 0:
             raise ApiError("deadline_exceeded", "the request's time was over before it could be scored")
         request = Request("predict", job_id.hex(), boot_id, slot, budget_ms, request_id)
-        reply, body = self._exchange(request, payload, deadline, caller)
+        reply, body = self._exchange(request, payload, deadline, caller, turn)
         if reply.status == wire.STALE_BOOT:
             raise StaleBoot
         if reply.status == wire.OK:
@@ -213,11 +164,13 @@ class ScorerClient:
 
     # -- one exchange ---------------------------------------------------------------------------------------------
 
-    def _exchange(self, request: Request, payload: bytes, deadline: float, caller: Any) -> tuple[Reply, bytes]:
+    def _exchange(
+        self, request: Request, payload: bytes, deadline: float, caller: Any, turn: Turn
+    ) -> tuple[Reply, bytes]:
         connection = self._connection()
         try:
             send(connection.socket, [wire.encode_request(request), payload])
-            reply, body = self._await(connection, request.id, deadline, caller)
+            reply, body = self._await(connection, request.id, deadline, caller, turn)
         except BaseException as error:  # only a connection whose exchange ended cleanly is kept
             connection.close()
             if isinstance(error, zmq.ZMQError):
@@ -227,7 +180,7 @@ class ScorerClient:
         self._idle.append(connection)
         return reply, body
 
-    def _connection(self) -> _Connection:
+    def _connection(self) -> Connection:
         if self._idle_pid != os.getpid():
             # The sockets belong to the parent of a fork (a preloaded application); they must not even be closed here.
             self._idle, self._idle_pid, self._known = deque(), os.getpid(), None
@@ -243,12 +196,14 @@ class ScorerClient:
         # Three sockets a connection, up to a connection a thread; the default is 1,023. Read at the first socket.
         context.set(zmq.MAX_SOCKETS, _MOST_SOCKETS)
         try:
-            return _Connection(context, self._endpoint)
+            return Connection(context, self._endpoint)
         except (zmq.ZMQError, OSError) as error:
             _log.error("no connection can be made", extra={"fields": {"reason": str(error)}})
             raise ApiError("scorer_unavailable", "the server has no connection left to the scorer") from None
 
-    def _await(self, connection: _Connection, job_id: str, deadline: float, caller: Any) -> tuple[Reply, bytes]:
+    def _await(
+        self, connection: Connection, job_id: str, deadline: float, caller: Any, turn: Turn
+    ) -> tuple[Reply, bytes]:
         watched = caller.fileno() if caller is not None else -1
         lost = False
         if watched >= 0:
@@ -264,7 +219,9 @@ class ScorerClient:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise ApiError("deadline_exceeded", "the request was not scored in time")
+                turn.give()
                 ready = {fd for fd, _ in connection.wakeups.poll(math.ceil(1000 * left))}
+                turn.take()
                 lost = connection.monitor_fd in ready and connection.lost()
                 if watched in ready:
                     if _has_left(caller):

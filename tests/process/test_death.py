@@ -82,6 +82,13 @@ def all_admitted(service: Pair) -> None:
     assert all(is_own(body, answer) for body, (_, answer) in zip(asked, results, strict=True))
 
 
+def test_a_worker_gives_way_to_the_scorer(service: Pair) -> None:
+    assert service.web is not None
+    own = os.getpriority(os.PRIO_PROCESS, service.web.pid)
+    for pid in service.worker_pids():
+        assert os.getpriority(os.PRIO_PROCESS, pid) == min(own + 2, 19)
+
+
 # -- kill ------------------------------------------------------------------------------------------
 
 
@@ -122,6 +129,7 @@ def test_sigkill_of_a_worker_with_jobs_in_flight_skips_its_queued_jobs_and_spare
             for wire, body in zip(wires[pid], asked[pid], strict=True):
                 wire.send(whole(body))
         wait_slots(service, 9)
+        wait_queued(service, 8)
         os.kill(victim, signal.SIGKILL)
         for wire in wires[victim]:
             assert wire.at_end()

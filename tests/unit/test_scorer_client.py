@@ -14,12 +14,13 @@ import pytest
 import zmq
 
 from shared import jsonio, wire
-from shared.wire import Job, Reply
-from tests.harness import short_dir
+from shared.wire import CallItem, Job, Reply
+from tests.harness import short_dir, wait_for
 from web.errors import ApiError
 from web.scorer_client import ScorerClient
+from web.turn import NO_TURN, Turn
 
-JOB = Job("state", [{"type": "noul", "instructions": "?"}], [[("q", 0, None)]])
+JOB = Job("state", [{"type": "noul", "instructions": "?"}], [[CallItem("q", 0)]])
 BOOT = "b" * 32
 
 
@@ -61,7 +62,7 @@ class Scorer(threading.Thread):
         self._context.term()
 
 
-def ask(client: ScorerClient, seconds: float = 10.0) -> Any:
+def ask(client: ScorerClient, seconds: float = 10.0, turn: Turn = NO_TURN) -> Any:
     return client.ask(
         JOB,
         slot=0,
@@ -69,7 +70,27 @@ def ask(client: ScorerClient, seconds: float = 10.0) -> Any:
         boot_id=BOOT,
         deadline=time.monotonic() + seconds,
         request_id="r",
+        turn=turn,
     )
+
+
+def test_others_have_the_turn_while_the_scorer_is_at_work(
+    client: ScorerClient, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, held = threading.Lock(), []
+    encode = wire.encode_reply
+    monkeypatch.setattr(wire, "encode_reply", lambda reply: held.append(lock.acquire(timeout=10)) or encode(reply))
+    Scorer(endpoint, wire.OK)
+    with Turn(lock) as turn:
+        asked = threading.Thread(target=lambda: held.append(ask(client, turn=turn).calls))
+        asked.start()
+        # The caller has its answer, and goes on only once the turn is its again, or after a while.
+        wait_for(lambda: held[:1] == [True], 10, "the scorer's turn")
+        lock.release()
+        asked.join(10)
+        assert held[1:] == [[{"answer": {}}]]
+        assert lock.locked()
+    assert not lock.locked()
 
 
 @pytest.mark.parametrize("status", [wire.OK, wire.FAILED])
