@@ -31,6 +31,9 @@ from web.turn import turn_of
 
 __all__ = ["Admitted", "Services", "json_response", "post_route"]
 
+#: Bytes of an answer that a connection takes without waiting for its reader: half of what Linux sets aside for one.
+_MOST_SENT_AT_ONCE = 8192
+
 _log = logging.getLogger("web.guard")
 
 
@@ -142,9 +145,14 @@ def post_route(
             record.facts["slot"] = slot.index
             raw = services.body.read(environ, json_only)
             record.facts["bytes"] = len(raw)
-            # Not before: a slow caller's body would be waited for in it.
-            with turn_of(environ):
-                return json_response(handle(Admitted(services, environ, _parse(raw), record, slot, job_id)))
+            # Not before: a slow caller's body would be waited for in it. It ends with the request (web.observe), unless
+            # the answer is too large for any socket to take at once.
+            turn = turn_of(environ)
+            turn.take()
+            response = json_response(handle(Admitted(services, environ, _parse(raw), record, slot, job_id)))
+            if (response.content_length or 0) > _MOST_SENT_AT_ONCE:
+                turn.give()
+            return response
 
     view.__name__ = "post" + path.replace("/", "_")
     app.add_url_rule(path, view_func=view, methods=["POST"], provide_automatic_options=False)

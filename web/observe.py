@@ -15,7 +15,7 @@ from typing import Any
 from werkzeug.wsgi import ClosingIterator
 
 from web.metrics import Metrics
-from web.turn import TURN, Turn
+from web.turn import NO_TURN, TURN, Turn
 
 __all__ = ["Observed", "RequestRecord", "record_of"]
 
@@ -61,7 +61,8 @@ class Observed:
         request_id = given if _SAFE_ID.fullmatch(given) else f"req_{os.urandom(16).hex()}"
         record = RequestRecord(request_id, time.monotonic())
         environ[_RECORD] = record
-        turn = environ[TURN] = Turn(self._computing)
+        # What only reads, /health above all, is quick and waits for nobody, nor does its next request on a connection.
+        turn = environ[TURN] = Turn(self._computing) if environ["REQUEST_METHOD"] == "POST" else NO_TURN
 
         def respond(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
             record.status = int(status[:3])
@@ -72,17 +73,23 @@ class Observed:
             ]
             return start_response(status, headers, exc_info)
 
-        body = self._app(environ, respond)
+        try:
+            body = self._app(environ, respond)
+        except BaseException:
+            turn.give()
+            raise
         record.ms = 1000 * (time.monotonic() - record.started)
         # Once the answer is out: the caller does not wait for it.
         return ClosingIterator(body, lambda: self._tell(environ["REQUEST_METHOD"], record, turn))
 
     def _tell(self, method: str, record: RequestRecord, turn: Turn) -> None:
         route = record.facts.pop("route", "none")
-        with turn:
+        try:
             _write_line(method, route, record)
             if self._metrics is not None:
                 self._metrics.observe(route, record.status, record.ms, record.facts)
+        finally:
+            turn.give()
 
 
 def _write_line(method: str, route: str, record: RequestRecord) -> None:
