@@ -25,6 +25,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from flask.testing import FlaskClient
+
 from scorer.broker import Broker
 from scorer.engines.fake import FakeEngine
 from shared.aliases import ALIASES
@@ -116,6 +118,13 @@ class RecordingEngine(FakeEngine):
         self.released += 1
 
 
+class _Client(FlaskClient):
+    """Closes a response once it is read, as every server does, and not when it happens to be collected."""
+
+    def open(self, *args: Any, **options: Any) -> Any:
+        return super().open(*args, **{"buffered": True, **options})
+
+
 class Local:
     """Both tiers inside the test process. ``engine`` is the engine object; ``client`` the Flask test client."""
 
@@ -131,6 +140,7 @@ class Local:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         self.app = create_app(self.web_settings)
+        self.app.test_client_class = _Client
         self.client = self.app.test_client()
         wait_for(lambda: self.client.get("/health").status_code == 200, what="ready")
 

@@ -83,7 +83,7 @@ def held(service: Local) -> bool:
 )
 def test_a_turn_ends_with_its_request_and_not_before(service: Local, path: str, body: Any, status: int) -> None:
     data = {"data": body} if isinstance(body, bytes) else {"json": body}
-    with service.client.post(path, headers=dict(BEARER), **data) as response:
+    with service.client.post(path, headers=dict(BEARER), buffered=False, **data) as response:
         assert response.status_code == status
         assert held(service) is (path == "/decide")
     assert not held(service)
@@ -92,7 +92,7 @@ def test_a_turn_ends_with_its_request_and_not_before(service: Local, path: str, 
 def test_a_long_answer_is_not_sent_in_a_turn(service: Local) -> None:
     questions = {f"question {n}": {"type": "noul", "instructions": "?"} for n in range(100)}
     with service.client.post(
-        "/v1/systemone", headers=dict(BEARER), json={"state": "s", "questions": questions}
+        "/v1/systemone", headers=dict(BEARER), json={"state": "s", "questions": questions}, buffered=False
     ) as response:
         assert response.status_code == 200
         assert len(response.data) > 8192
