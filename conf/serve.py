@@ -31,7 +31,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from scorer.engines import ENGINES  # noqa: E402
-from shared import jsonio  # noqa: E402
 from shared.rundir import RunDir, RunDirError  # noqa: E402
 from shared.settings import PREFIX, ScorerSettings, SettingsError, WebSettings  # noqa: E402
 
@@ -273,6 +272,8 @@ class Supervised:
 
     def _announce(self) -> None:
         """Print the curl line, to standard output: the log is on standard error, and must not hold the token."""
+        from shared import jsonio  # needs a package that is not there yet when --check runs
+
         remark = (
             "\nThe token is kept in the run directory; this is the only time that it is shown.\n"
             if self.token_is_new

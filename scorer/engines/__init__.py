@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
 
-from scorer.engines.base import Engine, StartRefused
-from shared.settings import ScorerSettings
+if TYPE_CHECKING:
+    from scorer.engines.base import Engine
+    from shared.settings import ScorerSettings
 
 __all__ = ["ENGINES", "create"]
 
@@ -23,6 +25,9 @@ def create(settings: ScorerSettings) -> Engine:
 
     Raises :class:`StartRefused` when there is none or a library it needs is missing.
     """
+    # Here, because conf/serve.py reads the names above before anything is installed.
+    from scorer.engines.base import StartRefused
+
     try:
         module, _, name = ENGINES[settings.engine].partition(":")
         factory = getattr(importlib.import_module(module), name)

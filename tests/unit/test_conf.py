@@ -12,7 +12,7 @@ import pytest
 
 from scorer.broker import EXIT_BROKEN, EXIT_DRAINED, EXIT_REFUSED, EXIT_RUNNING
 from shared.settings import PREFIX, SETTINGS
-from tests.harness import ROOT
+from tests.harness import ROOT, free_port
 from tests.process.units import SCORER_UNIT, WEB_UNIT, Unit, seconds
 
 CONF = ROOT / "conf"
@@ -191,3 +191,10 @@ def test_systemd_finds_no_fault_in_the_units(tmp_path: Path) -> None:
     copies[0].write_text(copies[0].read_text().replace("WatchdogSec=30", "WatchdogSec=often"))
     done = subprocess.run(["systemd-analyze", "verify", str(copies[0])], capture_output=True, text=True, check=False)
     assert "Failed to parse" in done.stderr
+
+
+def test_make_serve_checks_its_settings_before_anything_is_installed() -> None:
+    """``-S`` leaves out every installed package: a fresh clone has none."""
+    command = [sys.executable, "-S", "conf/serve.py", "--port", str(free_port()), "--engine", "sparrow", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
