@@ -75,7 +75,7 @@ class Observed:
 
         try:
             body = self._app(environ, respond)
-        except BaseException:
+        except BaseException:  # whatever it is: nothing is returned, so nothing will be closed
             turn.give()
             raise
         record.ms = 1000 * (time.monotonic() - record.started)
