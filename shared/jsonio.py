@@ -102,11 +102,12 @@ def dumps(value: Any) -> bytes:
     """Write compact UTF-8 JSON, names in the order given.
 
     Raises :class:`ValueError` for a non-finite number or a lone surrogate, so that neither ever leaves, and TypeError
-    for an object of no JSON type.
+    for an object of no JSON type; but a set is written as an array, and bytes as base64.
     """
     try:
         data: bytes = _write(value)
     except TypeError:
+        # A subclass of str or float, numpy's float64 say, which msgspec does not know; or what has no form at all.
         return canonical(value)
     # msgspec writes NaN and the infinities as null; the standard library refuses them.
     return canonical(value) if b"null" in data else data
@@ -128,8 +129,8 @@ def dumps_ascii(value: Any) -> str:
     line."""
     try:
         data = dumps(value)
-    except UnicodeEncodeError:
-        data = b"\xff"
+    except UnicodeEncodeError:  # a lone surrogate, which an escape can show
+        return _ASCII_ENCODER.encode(value)
     return data.decode("ascii") if data.isascii() else _ASCII_ENCODER.encode(value)
 
 
