@@ -21,10 +21,12 @@ web worker must never fork.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -64,17 +66,20 @@ def _locked_by_other(fd: int, offset: int) -> bool:
 
 
 class Slot:
-    """One admitted request. A context manager: leaving it, however, frees the slot."""
+    """One admitted request. A context manager: leaving it, however, frees the slot; its number is then added to
+    ``freed``."""
 
-    def __init__(self, fd: int, index: int) -> None:
+    def __init__(self, fd: int, index: int, freed: list[int]) -> None:
         self._fd = fd
         self.index = index
+        self._freed = freed
 
     def close(self) -> None:
         """Free the slot. Safe to call twice."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
+            self._freed.append(self.index)
 
     def __enter__(self) -> Slot:
         return self
@@ -118,6 +123,8 @@ class SlotTable:
         """Open or create the file. Raises :class:`SlotFileError` on another size in use, OSError on I/O trouble."""
         self.path = path
         self._setting = setting
+        #: Slots that this process has freed and not taken again, the last one last: never more than it held at once.
+        self._freed: list[int] = []
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._stat = os.fstat(self.fd)
@@ -138,7 +145,7 @@ class SlotTable:
         """
         fd = self._open_same_file()
         try:
-            for index in range(self.size):
+            for index in self._candidates():
                 if not _lock(fd, fcntl.F_WRLCK, _HELD_AT + index):
                     continue
                 # Read while a slot is held: whoever changes the size writes first and looks for held slots second.
@@ -152,12 +159,20 @@ class SlotTable:
                     # A stale job of a dead request still runs in this slot.
                     _lock(fd, fcntl.F_UNLCK, _HELD_AT + index)
                     continue
-                return Slot(fd, index)
+                return Slot(fd, index, self._freed)
         except BaseException:
             os.close(fd)
             raise
         os.close(fd)
         return None
+
+    def _candidates(self) -> Iterator[int]:
+        """Every slot, in the order to try them: first what was freed here, most likely free still. From the lowest
+        number up alone, 32 callers made each look at a dozen held ones: 130 us at worst, and a thread switch each."""
+        with contextlib.suppress(IndexError):
+            while True:
+                yield self._freed.pop()
+        yield from range(self.size)
 
     def begin_work(self, index: int, job_id: bytes) -> WorkLease | None:
         """Mark the slot as running, or None when its request is gone and the job must be skipped.

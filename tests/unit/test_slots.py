@@ -64,6 +64,45 @@ def test_exactly_size_slots_are_given_and_the_next_is_refused(opened: Callable[.
     assert taken(web, 9).index == 1
 
 
+def test_a_slot_freed_here_is_the_first_to_be_tried(
+    opened: Callable[..., SlotTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web = opened(40)
+    held = [taken(web, n) for n in range(40)]
+    tried: list[int] = []
+    lock = slots._lock
+
+    def count(fd: int, kind: int, offset: int) -> bool:
+        tried.append(offset)
+        return lock(fd, kind, offset)
+
+    held[33].close()
+    held[35].close()
+    monkeypatch.setattr(slots, "_lock", count)
+    assert [taken(web, 50).index, taken(web, 51).index] == [35, 33]
+    assert len(tried) == 2
+    assert web.acquire(job(52)) is None
+
+
+def test_a_slot_freed_here_and_taken_by_another_process_is_passed_over(opened: Callable[..., SlotTable]) -> None:
+    web, other = opened(2), opened(2)
+    for slot in [taken(web, 1), taken(web, 2)]:
+        slot.close()  # web will try 1 first
+    with taken(other, 3), taken(other, 4):
+        assert web.acquire(job(5)) is None
+    with taken(web, 6) as one, taken(other, 7) as two:
+        assert {one.index, two.index} == {0, 1}
+        assert web.acquire(job(8)) is None
+
+
+def test_what_is_remembered_of_freed_slots_does_not_grow(opened: Callable[..., SlotTable]) -> None:
+    web, other = opened(3), opened(3)
+    for number in range(50):
+        with taken(web, number), taken(other, number), taken(web, number):
+            pass
+        assert len(web._freed) <= 2
+
+
 def test_two_tables_on_one_file_share_the_slots(opened: Callable[..., SlotTable]) -> None:
     first, second = opened(2), opened(2)
     a, b = taken(first, 1), taken(second, 2)
@@ -228,7 +267,8 @@ def test_a_killed_worker_does_not_free_a_slot_that_the_scorer_still_works_for(
         assert web.acquire(job(2)) is None, "the true count would be 3"
     lease.close()
     assert web.in_use() == 0
-    assert taken(web, 3).index == 0
+    with taken(web, 3) as one, taken(web, 4) as two:
+        assert {one.index, two.index} == {0, 1}
 
 
 # -- the scorer's side ---
