@@ -1,8 +1,8 @@
 """The broker: the scorer's main thread, between the web tier's sockets and the inference thread.
 
-The request-reply broker of the ZeroMQ guide, with one change: jobs wait in a queue of ours instead of a socket's
-buffer. So service is first in, first out; the queue can be counted; and status, a late start, a drain and a hang are
-all answered while a call runs, which a plain REP could not do (architecture.md §1.4).
+The request-reply broker of the ZeroMQ guide, with one change: jobs wait in a queue of ours, all but the next one,
+instead of a socket's buffer. So service is first in, first out; the queue can be counted; and status, a late start, a
+drain and a hang are all answered while a call runs, which a plain REP could not do (architecture.md §1.4).
 
 Only header frames are parsed here. Payload frames pass as they came, uncopied: nothing between two calls of the
 inference thread grows with the payload of a job that still waits.
@@ -13,8 +13,10 @@ from __future__ import annotations
 import logging
 import os
 import re
+import select
 import time
 import uuid
+from collections import deque
 from typing import Any
 
 import zmq
@@ -26,7 +28,7 @@ from scorer.notify import Notifier
 from scorer.waiting import WaitingJob, WaitingJobs
 from scorer.worker import LOADING, READY, Worker, pack_stamp
 from shared import jsonio, logs, wire
-from shared.frames import DONTWAIT, receive, send
+from shared.frames import DONTWAIT, readable, receive, send
 from shared.rundir import RunDir
 from shared.settings import ScorerSettings
 from shared.slots import SlotTable
@@ -45,6 +47,9 @@ _JOB_ID = re.compile(r"[0-9a-f]{32}")
 _INPROC = "inproc://inference"
 _TICK_MS = 500
 _LINGER_MS = 2000
+#: Jobs that the inference thread has at most. With a second one it need not wait for this thread after each answer: 9 %
+#: more answers a second at 32 callers on two cores.
+_MOST_OUT = 2
 
 _log = logging.getLogger("scorer.broker")
 
@@ -66,7 +71,8 @@ class Broker:
         self._started = time.monotonic()
         # Tables are opened without a size: the web tier, whichever tier starts first, sets it.
         self._queue = WaitingJobs(SlotTable(run_dir.slots))
-        self._running: WaitingJob | None = None
+        #: What the inference thread has: the job that it runs, and the one that it goes on with at once.
+        self._out: deque[WaitingJob] = deque()
         self._drain_until: float | None = None
         self._bad_messages = 0
         self._abandoned_replies = 0
@@ -90,24 +96,20 @@ class Broker:
     def run(self) -> int:
         """Serve until stopped or broken; returns the process's exit code. Ends the process itself when it hangs."""
         self._worker.start()
-        poller = zmq.Poller()
-        for source in (self._front, self._back, self._wake_fd):
-            poller.register(source, zmq.POLLIN)
+        wakeups = select.poll()
+        for fd in (self._front.fileno(), self._back.fileno(), self._wake_fd):
+            wakeups.register(fd, select.POLLIN)
         while True:
-            ready = dict(poller.poll(_TICK_MS))
-            if self._wake_fd in ready:
-                os.eventfd_read(self._wake_fd)
-            if self._back in ready:
-                self._take_result()
-            if self._front in ready:
-                self._take_messages()
+            self._wait(wakeups)
+            self._take_results()
+            self._take_messages()
             self._dispatch()
             code = self._verdict()
             if code is not None:
                 return self._close(code)
             # Last: a loop that stands still, or that has found a hung job, must not say that it is alive.
             state = self._state()
-            self._notifier.report(state, f"{state}; {len(self._queue)} jobs wait")
+            self._notifier.report(state, f"{state}; {self._waiting()} jobs wait")
 
     def _bind_front(self) -> zmq.Socket[bytes]:
         socket = self._network.socket(zmq.ROUTER)
@@ -127,15 +129,19 @@ class Broker:
         """Called by the inference thread: make the loop look at the snapshot now."""
         os.eventfd_write(self._wake_fd, 1)
 
+    def _wait(self, wakeups: select.poll) -> None:
+        """Until there is something to do, or for one tick. zmq.Poller would ask every socket twice."""
+        if readable(self._front) or readable(self._back):
+            return
+        if (self._wake_fd, select.POLLIN) in wakeups.poll(_TICK_MS):
+            os.eventfd_read(self._wake_fd)
+
     # -- messages ------------------------------------------------------------------------------------------------
 
     def _take_messages(self) -> None:
         """Everything that has arrived, so that the queue is in order of arrival and not of polling."""
-        while True:
-            try:
-                frames = receive(self._front, DONTWAIT)
-            except zmq.Again:
-                return
+        while readable(self._front):
+            frames = receive(self._front)
             # REQ's envelope: identity, empty, then our header and payload (a status request may leave the payload out).
             if not 3 <= len(frames) <= 4 or len(frames[1]):
                 self._bad_messages += 1
@@ -172,22 +178,25 @@ class Broker:
                 self._refuse(job.envelope, job.request, wire.EXPIRED, "")
 
     def _dispatch(self) -> None:
-        if self._running is not None or not self._queue or self._worker.snapshot.broken is not None:
-            return
-        job = self._queue[0]
-        stamp = pack_stamp(job.arrived, job.deadline, job.request)
-        try:
-            # One job is out at a time, so its envelope stays here; the empty frame is the one that REP expects.
-            send(self._back, [b"", stamp, job.payload], DONTWAIT)
-        except zmq.Again:
-            return  # the inference thread has just closed its socket: a send that waits for it would wait for ever
-        self._running = self._queue.popleft()
+        """Keep the inference thread in work. It answers in the order in which it was asked, so the envelopes stay
+        here; the empty frame is the one that REP expects."""
+        while len(self._out) < _MOST_OUT and self._queue and self._worker.snapshot.broken is None:
+            job = self._queue[0]
+            stamp = pack_stamp(job.arrived, job.deadline, job.request)
+            try:
+                send(self._back, [b"", stamp, job.payload], DONTWAIT)
+            except zmq.Again:
+                return  # the inference thread has just closed its socket: a send that waits for it would wait for ever
+            self._out.append(self._queue.popleft())
 
-    def _take_result(self) -> None:
-        _, header, payload = receive(self._back)
-        job, self._running = self._running, None
-        if job is not None:
-            self._send([*job.envelope, header, payload])
+    def _take_results(self) -> None:
+        while readable(self._back):
+            _, header, payload = receive(self._back)
+            self._send([*self._out.popleft().envelope, header, payload])
+
+    def _waiting(self) -> int:
+        """The jobs that have not been begun."""
+        return len(self._queue) + max(0, len(self._out) - 1)
 
     def _refuse(self, envelope: list[zmq.Frame], request: Request, status: str, message: str) -> None:
         reply = Reply(request.id, self._boot_id, status, message)
@@ -217,7 +226,7 @@ class Broker:
         return {
             "state": self._state(),
             "engine": snapshot.info.to_json() if snapshot.info else None,
-            "queue_length": len(self._queue),
+            "queue_length": self._waiting(),
             "busy_seconds": round(time.monotonic() - busy_since, 3) if busy_since is not None else 0.0,
             "busy_total_seconds": round(snapshot.busy_seconds, 3),
             "uptime_seconds": round(time.monotonic() - self._started, 3),
@@ -237,26 +246,25 @@ class Broker:
             logs.tell(f"scorer: {snapshot.refused}")
             return EXIT_REFUSED
         if snapshot.ended:
-            while self._back.poll(0):
-                self._take_result()
+            self._take_results()
             _log.critical("exiting to be replaced", extra={"fields": {"reason": snapshot.broken}})
             return EXIT_BROKEN
         exit_if_hung(snapshot, self._started, self._settings)
         if self._drain_until is not None:
-            idle = self._running is None and not self._queue and snapshot.busy_since is None
+            idle = not self._out and not self._queue and snapshot.busy_since is None
             if idle or snapshot.state == LOADING or time.monotonic() > self._drain_until:
                 return EXIT_DRAINED
         return None
 
     def _close(self, code: int) -> int:
         """Answer what still waits, unlink the socket and leave without waiting for the inference thread."""
-        for job in ([self._running] if self._running else []) + list(self._queue):
+        for job in [*self._out, *self._queue]:
             self._refuse(job.envelope, job.request, wire.UNAVAILABLE, "the scorer is stopping")
         self._queue.clear()
         self._run_dir.socket.unlink(missing_ok=True)
         self._back.close()
         snapshot = self._worker.snapshot
-        if snapshot.ended or (snapshot.state == READY and self._running is None and snapshot.busy_since is None):
+        if snapshot.ended or (snapshot.state == READY and not self._out and snapshot.busy_since is None):
             # An idle inference thread waits in a receive, which this ends; one that loads or hangs is left to the exit.
             self._context.term()
             self._worker.join()

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import zmq
 
+from scorer.broker import EXIT_BROKEN
+from scorer.engines.base import FatalEngineError
 from shared import wire
 from shared.rundir import RunDir
 from shared.settings import ScorerSettings
@@ -107,9 +109,12 @@ class GatedEngine(RecordingEngine):
     def __init__(self, settings: ScorerSettings) -> None:
         super().__init__(settings)
         self.gate = threading.Event()
+        self.error: Exception | None = None  # raised once the gate is open
 
     def predict(self, call: Any) -> Any:
         assert self.gate.wait(60)
+        if self.error is not None:
+            raise self.error
         return super().predict(call)
 
 
@@ -198,11 +203,47 @@ def test_jobs_of_callers_that_gave_up_do_not_pile_up_behind_a_long_call(gated: L
         wait_for(lambda seen=seen: callers.status()["queue_length"] != seen, 10, "the job arrived")
         longest = max(longest, callers.status()["queue_length"])
         callers.leave().close()
-    assert SIZE < longest <= 2 * SIZE
+    assert SIZE < longest <= 2 * SIZE + 1, "two for each slot, and the one that the inference thread has already"
     gated.engine.gate.set()
     for job_id, _, socket in callers.waiting:
         assert answers_own(job_id, socket)
     wait_for(lambda: callers.status()["counters"]["expired"] == 100, 10, "all of them counted")
+
+
+def test_jobs_are_answered_in_the_order_of_their_arrival_each_to_its_caller(gated: Local, callers: Callers) -> None:
+    for number in range(SIZE):
+        callers.ask()
+        wait_for(lambda waiting=number: queued_behind_one(callers) == waiting, 10, "the job arrived")
+    gated.engine.gate.set()
+    for job_id, _, socket in callers.waiting:
+        assert answers_own(job_id, socket)
+    assert [call["state"] for call in gated.engine.calls] == [job_id.hex() for job_id, _, _ in callers.waiting]
+
+
+def test_a_process_that_must_be_replaced_begins_no_further_job_and_tells_all_callers(
+    gated: Local, callers: Callers
+) -> None:
+    """The next job is with the inference thread already when a fatal error ends it."""
+    for number in range(3):
+        callers.ask()
+        wait_for(lambda waiting=number: queued_behind_one(callers) == waiting, 10, "the job arrived")
+    gated.engine.error = FatalEngineError("the device is gone")
+    gated.engine.gate.set()
+    statuses = []
+    for job_id, _, socket in callers.waiting:
+        assert socket.poll(10_000), "a caller was not told"
+        reply = wire.decode_reply(socket.recv_multipart()[1])
+        assert reply.id == job_id.hex()
+        statuses.append(reply.status)
+        assert not socket.poll(0), "told twice"
+    assert statuses == [wire.FAILED, wire.UNAVAILABLE, wire.UNAVAILABLE]
+    wait_for(lambda: gated.exit_code == EXIT_BROKEN, 10, "the end")
+    assert gated.engine.released == 1
+
+
+def queued_behind_one(callers: Callers) -> int:
+    found = callers.status()
+    return int(found["queue_length"]) if found["busy_seconds"] > 0 else -1
 
 
 def test_no_live_job_is_dropped_in_whatever_order_the_jobs_of_a_slot_arrive(gated: Local, callers: Callers) -> None:

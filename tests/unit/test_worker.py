@@ -20,7 +20,7 @@ import zmq
 
 from scorer.engines.base import CallResult, FatalEngineError, NonFiniteForward, OutOfMemory, PreparedCall, StartRefused
 from scorer.engines.fake import FakeEngine
-from scorer.worker import LOADING, READY, Worker, pack_stamp
+from scorer.worker import _LOOK_EVERY_S, LOADING, READY, Worker, pack_stamp
 from shared import jsonio, wire
 from shared.settings import PREFIX, ScorerSettings
 from shared.slots import Slot, SlotTable
@@ -539,7 +539,12 @@ def test_the_work_lock_is_held_while_a_job_runs_and_free_after_the_reply(bench: 
 
 
 def test_a_caller_that_leaves_between_two_calls_costs_no_further_call(bench: Bench) -> None:
-    bench.engine.before_predict = lambda number: bench.held.close() if number == 2 else None
+    def leave_at_the_second(number: int) -> None:
+        if number == 2:
+            bench.held.close()
+            time.sleep(2 * _LOOK_EVERY_S)
+
+    bench.engine.before_predict = leave_at_the_second
     reply, payload = bench.run(THREE_CALLS)
     assert (reply.status, payload) == (wire.EXPIRED, None)
     assert bench.engine.events.count("predict") == 2
