@@ -31,7 +31,7 @@ __all__ = ["LOADING", "READY", "Snapshot", "Worker", "pack_stamp"]
 LOADING, READY = "loading", "ready"
 
 #: How often a running job looks whether its caller still waits. It takes two system calls, and at each of them the
-#: interpreter lock may change hands: before every call of a quick engine that was a tenth of the service's time.
+#: interpreter lock may change hands, which a quick engine's calls are too short for.
 _LOOK_EVERY_S = 0.005
 
 _log = logging.getLogger("scorer.worker")
