@@ -21,6 +21,7 @@ def work():
         step.wait()
         kept = [bytes([7]) * size for size in range(200_000, 3_000_000, 200_000)]
         small = [str(number) for number in range(100)]
+        step.wait()  # all have theirs at once, however quick one thread is
         del kept
 threads = [threading.Thread(target=work) for _ in range(16)]
 before = rss()
