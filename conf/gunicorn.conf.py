@@ -93,8 +93,9 @@ errorlog = "-"
 loglevel = _settings.log_level.lower()
 
 
-#: By how much a worker's niceness is above the scorer's, when both are started alike.
-_NICE = 2
+#: By how much a worker's niceness is above the scorer's, when both are started alike: a sixth of its share of a core
+#: that both want.
+_NICE = 8
 
 _log = logging.getLogger("web.access")
 
@@ -264,10 +265,13 @@ logger_class = ProjectLogger
 def post_fork(server: Any, worker: Any) -> None:
     """Give way to the scorer where both want a core: there is one of it, and what it waits for, everybody waits for.
 
-    On two cores, 32 callers and the embedded engine it makes 5 % more answers a second.
+    On two cores with 32 callers and the embedded engine nine jobs always waited, yet its thread had a core only half of
+    the time. The niceness made 28 % more answers a second than one of 2 did. A batch thread, when it is woken, does not
+    push off the core who runs there: 11 % less time for a request at one caller, 2 % more answers at 32.
     """
     with contextlib.suppress(OSError):
         os.nice(_NICE)
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def post_worker_init(worker: Any) -> None:

@@ -1,8 +1,8 @@
 """The broker: the scorer's main thread, between the web tier's sockets and the inference thread.
 
-The request-reply broker of the ZeroMQ guide, with one change: jobs wait in a queue of ours, all but the next one,
-instead of a socket's buffer. So service is first in, first out; the queue can be counted; and status, a late start, a
-drain and a hang are all answered while a call runs, which a plain REP could not do (architecture.md §1.4).
+The request-reply broker of the ZeroMQ guide, with one change: jobs wait in a queue of ours instead of a socket's
+buffer. So service is first in, first out; the queue can be counted; and status, a late start, a drain and a hang are
+all answered while a call runs, which a plain REP could not do (architecture.md §1.4).
 
 Only header frames are parsed here. Payload frames pass as they came, uncopied: nothing between two calls of the
 inference thread grows with the payload of a job that still waits.
@@ -16,7 +16,6 @@ import re
 import select
 import time
 import uuid
-from collections import deque
 from typing import Any
 
 import zmq
@@ -47,9 +46,6 @@ _JOB_ID = re.compile(r"[0-9a-f]{32}")
 _INPROC = "inproc://inference"
 _TICK_MS = 500
 _LINGER_MS = 2000
-#: Jobs that the inference thread has at most. With a second one it need not wait for this thread after each answer: 9 %
-#: more answers a second at 32 callers on two cores.
-_MOST_OUT = 2
 
 _log = logging.getLogger("scorer.broker")
 
@@ -71,8 +67,7 @@ class Broker:
         self._started = time.monotonic()
         # Tables are opened without a size: the web tier, whichever tier starts first, sets it.
         self._queue = WaitingJobs(SlotTable(run_dir.slots))
-        #: What the inference thread has: the job that it runs, and the one that it goes on with at once.
-        self._out: deque[WaitingJob] = deque()
+        self._running: WaitingJob | None = None
         self._drain_until: float | None = None
         self._bad_messages = 0
         self._abandoned_replies = 0
@@ -101,7 +96,7 @@ class Broker:
             wakeups.register(fd, select.POLLIN)
         while True:
             self._wait(wakeups)
-            self._take_results()
+            self._take_result()
             self._take_messages()
             self._dispatch()
             code = self._verdict()
@@ -109,7 +104,7 @@ class Broker:
                 return self._close(code)
             # Last: a loop that stands still, or that has found a hung job, must not say that it is alive.
             state = self._state()
-            self._notifier.report(state, f"{state}; {self._waiting()} jobs wait")
+            self._notifier.report(state, f"{state}; {len(self._queue)} jobs wait")
 
     def _bind_front(self) -> zmq.Socket[bytes]:
         socket = self._network.socket(zmq.ROUTER)
@@ -178,25 +173,24 @@ class Broker:
                 self._refuse(job.envelope, job.request, wire.EXPIRED, "")
 
     def _dispatch(self) -> None:
-        """Keep the inference thread in work. It answers in the order in which it was asked, so the envelopes stay
-        here; the empty frame is the one that REP expects."""
-        while len(self._out) < _MOST_OUT and self._queue and self._worker.snapshot.broken is None:
-            job = self._queue[0]
-            stamp = pack_stamp(job.arrived, job.deadline, job.request)
-            try:
-                send(self._back, [b"", stamp, job.payload], DONTWAIT)
-            except zmq.Again:
-                return  # the inference thread has just closed its socket: a send that waits for it would wait for ever
-            self._out.append(self._queue.popleft())
+        if self._running is not None or not self._queue or self._worker.snapshot.broken is not None:
+            return
+        job = self._queue[0]
+        stamp = pack_stamp(job.arrived, job.deadline, job.request)
+        try:
+            # One job is out at a time, so its envelope stays here; the empty frame is the one that REP expects.
+            send(self._back, [b"", stamp, job.payload], DONTWAIT)
+        except zmq.Again:
+            return  # the inference thread has just closed its socket: a send that waits for it would wait for ever
+        self._running = self._queue.popleft()
 
-    def _take_results(self) -> None:
-        while readable(self._back):
-            _, header, payload = receive(self._back)
-            self._send([*self._out.popleft().envelope, header, payload])
-
-    def _waiting(self) -> int:
-        """The jobs that have not been begun."""
-        return len(self._queue) + max(0, len(self._out) - 1)
+    def _take_result(self) -> None:
+        if not readable(self._back):
+            return
+        _, header, payload = receive(self._back)
+        job, self._running = self._running, None
+        if job is not None:
+            self._send([*job.envelope, header, payload])
 
     def _refuse(self, envelope: list[zmq.Frame], request: Request, status: str, message: str) -> None:
         reply = Reply(request.id, self._boot_id, status, message)
@@ -226,7 +220,7 @@ class Broker:
         return {
             "state": self._state(),
             "engine": snapshot.info.to_json() if snapshot.info else None,
-            "queue_length": self._waiting(),
+            "queue_length": len(self._queue),
             "busy_seconds": round(time.monotonic() - busy_since, 3) if busy_since is not None else 0.0,
             "busy_total_seconds": round(snapshot.busy_seconds, 3),
             "uptime_seconds": round(time.monotonic() - self._started, 3),
@@ -246,25 +240,25 @@ class Broker:
             logs.tell(f"scorer: {snapshot.refused}")
             return EXIT_REFUSED
         if snapshot.ended:
-            self._take_results()
+            self._take_result()
             _log.critical("exiting to be replaced", extra={"fields": {"reason": snapshot.broken}})
             return EXIT_BROKEN
         exit_if_hung(snapshot, self._started, self._settings)
         if self._drain_until is not None:
-            idle = not self._out and not self._queue and snapshot.busy_since is None
+            idle = self._running is None and not self._queue and snapshot.busy_since is None
             if idle or snapshot.state == LOADING or time.monotonic() > self._drain_until:
                 return EXIT_DRAINED
         return None
 
     def _close(self, code: int) -> int:
         """Answer what still waits, unlink the socket and leave without waiting for the inference thread."""
-        for job in [*self._out, *self._queue]:
+        for job in [*([self._running] if self._running else []), *self._queue]:
             self._refuse(job.envelope, job.request, wire.UNAVAILABLE, "the scorer is stopping")
         self._queue.clear()
         self._run_dir.socket.unlink(missing_ok=True)
         self._back.close()
         snapshot = self._worker.snapshot
-        if snapshot.ended or (snapshot.state == READY and not self._out and snapshot.busy_since is None):
+        if snapshot.ended or (snapshot.state == READY and self._running is None and snapshot.busy_since is None):
             # An idle inference thread waits in a receive, which this ends; one that loads or hangs is left to the exit.
             self._context.term()
             self._worker.join()

@@ -327,9 +327,8 @@ def test_the_jobs_of_callers_that_time_out_and_come_back_do_not_pile_up_behind_a
             longest = max(longest, found["queue_length"])
         for caller in callers:
             caller.result()
-        most = 2 * 4 + 1  # two for each slot, and the one that the inference thread has already
-        assert asked > most, "more jobs came than may wait"
-        assert longest <= most
+        assert asked > 2 * 4, "more jobs came than may wait"
+        assert longest <= 2 * 4
         assert running.result()[0] == 504
         wait_slots(service, 0)
         assert len(starts(calls())) == 1

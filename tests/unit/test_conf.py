@@ -133,6 +133,11 @@ def test_the_web_tier_wants_the_scorer_and_lives_without_it() -> None:
             assert unit.all("Unit", tie) == []
 
 
+def test_the_scorer_comes_first_where_both_want_a_core() -> None:
+    assert int(SCORER_UNIT.get("Service", "CPUWeight")) > 100
+    assert WEB_UNIT.all("Service", "CPUWeight") == []
+
+
 def test_only_the_scorer_has_a_watchdog_because_gunicorn_sends_no_pings() -> None:
     assert SCORER_UNIT.all("Service", "WatchdogSec")
     assert WEB_UNIT.all("Service", "WatchdogSec") == []
