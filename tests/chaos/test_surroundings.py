@@ -157,6 +157,19 @@ def test_the_supervisor_starts_a_killed_scorer_and_a_killed_master_again(record:
         assert service.out.poll() is None
 
 
+def test_every_line_of_both_tiers_comes_out_at_the_launcher_to_the_last() -> None:
+    with served() as service:
+        service.wait_ready(40)
+        assert service.post("/decide", D1)[0] == 200
+        assert service.out is not None
+        service.out.terminate()
+        assert service.out.wait(40) == 0
+        lines = service.log_file.read_text()
+    for logger in ("scorer.worker: ready", "scorer.job: job", "web.access: request", "gunicorn.error: Shutting down"):
+        assert logger in lines
+    assert "scorer.broker: stopped" in lines, "the last line of all"
+
+
 @pytest.mark.chaos
 def test_a_load_that_never_ends_is_given_up_and_leaves_no_process() -> None:
     """§4, test 12."""
