@@ -207,8 +207,11 @@ class Pair:
             return subprocess.Popen(command, cwd=ROOT, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def wait_ready(self, seconds: float = 20.0) -> None:
-        """Wait until /health is 200."""
+        """Wait until /health is 200 and every worker is there: the first can answer before the last is forked."""
+        workers = int(self.env.get(f"{PREFIX}WORKERS", "2"))
         wait_for(lambda: self.request("GET", "/health")[0] == 200, seconds, "ready")
+        if self.web is not None:
+            wait_for(lambda: len(self.worker_pids()) >= workers, seconds, "all workers")
 
     def request(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None, timeout: float = 30.0
@@ -292,6 +295,11 @@ def pair(start: bool = True, **settings: str) -> Any:
     service = Pair(start, **settings)
     try:
         yield service
+    except BaseException:
+        for name, path in service.logs.items():
+            if path.exists():  # pytest shows it beside the failure
+                print(f"-- the end of the {name} log --\n{service.log(name)[-5000:]}")
+        raise
     finally:
         service.close()
 

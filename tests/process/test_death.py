@@ -86,6 +86,8 @@ def test_a_worker_gives_way_to_the_scorer(service: Pair) -> None:
     assert service.web is not None
     own = os.getpriority(os.PRIO_PROCESS, service.web.pid)
     for pid in service.worker_pids():
+        # The class is the last that it sets.
+        wait_for(lambda pid=pid: os.sched_getscheduler(pid) == os.SCHED_BATCH, NOISE, "its class")
         assert os.getpriority(os.PRIO_PROCESS, pid) == min(own + 8, 19)
         # Of every thread: those that serve are started later, and take after their worker.
         for thread in Path(f"/proc/{pid}/task").iterdir():

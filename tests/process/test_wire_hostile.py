@@ -366,6 +366,8 @@ def other_version(version: int) -> str:
 
 def check_skew(service: Pair, old: int, new: int) -> None:
     wait_for(lambda: service.request("GET", "/health")[0] == 503, 15, "a 503")
+    wait_for(lambda: len(service.worker_pids()) == 2, 15, "both workers")
+    workers = service.worker_pids()
     for status, body, seconds in at_once([lambda: timed_post(service, "/decide", D1)] * 3):
         assert (status, body["error"]["code"]) == (503, "scorer_unavailable")
         assert seconds < 5
@@ -377,7 +379,8 @@ def check_skew(service: Pair, old: int, new: int) -> None:
     assert re.search(rf"\b{new}\b", told[-1].partition("'event'")[2])
     assert service.scorer is not None
     assert service.scorer.poll() is None
-    assert len(service.worker_pids()) == 2
+    assert service.worker_pids() == workers
+    assert service.log("web").count("Booting worker") == 2  # none has died before it was counted either
 
 
 def test_a_newer_scorer_is_503_with_both_versions_in_the_log_until_it_is_replaced() -> None:
